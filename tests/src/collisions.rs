@@ -1,5 +1,5 @@
 //! What ids and keys can do that were made for the numbers of locks: of another tenant's, and of
-//! their own consumer's. Each scenario ends with the world's final check.
+//! their own consumer's. Each scenario ends with the fixture's final check.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use tokio::{task::JoinHandle, time::timeout};
 
 use crate::{
-    inbox::{DEADLINE, Gate, Guest, TestConsumer, World, deliver, drive, record, take},
+    inbox::{DEADLINE, Gate, Guest, InboxFixture, TestConsumer, deliver, drive, record, take},
     lookup3::{Forger, hash},
 };
 
@@ -45,14 +45,18 @@ pub struct Holding {
 }
 
 /// Claim messages in one transaction of a consumer, and keep it open.
-pub async fn hold(world: &World, consumer: &TestConsumer, mut records: Vec<Record>) -> Holding {
+pub async fn hold(
+    fixture: &InboxFixture,
+    consumer: &TestConsumer,
+    mut records: Vec<Record>,
+) -> Holding {
     assert!(records.len() <= 64, "one transaction");
     let settings =
         SessionSettings { idle_in_transaction_timeout_ms: 600_000, ..SessionSettings::default() };
     let name = format!("attacker-{}", consumer.row.consumer_id);
-    let host = world.host_with(consumer, world.scripts(), &settings);
+    let host = fixture.host_with(consumer, fixture.scripts(), &settings);
     records[0].payload = Some(format!("gate {name}").into_bytes());
-    let gate = world.control.gate(&name);
+    let gate = fixture.control.gate(&name);
     let host = tokio::spawn(async move {
         let mut partition = take(&host).await;
         drive(&mut partition, &records).await;
@@ -72,8 +76,8 @@ impl Holding {
 }
 
 /// Offer records once; none of them may have to wait for another tenant, nor be put off.
-async fn passes(world: &World, consumer: &TestConsumer, records: &[Record]) {
-    let mut partition = take(&world.host(consumer)).await;
+async fn passes(fixture: &InboxFixture, consumer: &TestConsumer, records: &[Record]) {
+    let mut partition = take(&fixture.host(consumer)).await;
     let mut settled = 0;
     while settled < records.len() {
         let answer = timeout(DEADLINE, partition.process(&records[settled..])).await;
@@ -83,7 +87,7 @@ async fn passes(world: &World, consumer: &TestConsumer, records: &[Record]) {
         }
     }
     partition.close().await;
-    for row in world.rows().await {
+    for row in fixture.rows().await {
         if records.iter().any(|record| record.headers[0].1 == row.message_id.as_bytes()) {
             assert_eq!(row.state(), ("completed", None, 1), "{HELD_UP}: {}", row.message_id);
         }
@@ -92,13 +96,13 @@ async fn passes(world: &World, consumer: &TestConsumer, records: &[Record]) {
 
 /// Ids of one tenant for the locks of another tenant's messages, and of what its messages are in
 /// order with.
-pub async fn strangers(world: World, seed: u64) {
+pub async fn strangers(fixture: InboxFixture, seed: u64) {
     println!("seed {seed}");
     let mut forger = Forger::new(seed);
-    let (victim, evil) = (world.tenant("victim", "").await, world.tenant("evil", "").await);
-    let plain = world.consumer(&victim, "plain", "").await;
-    let ordered = world.consumer(&victim, "ordered", "order = 'key'").await;
-    let attacks = world.consumer(&evil, "attacks", PATIENT).await;
+    let (victim, evil) = (fixture.tenant("victim", "").await, fixture.tenant("evil", "").await);
+    let plain = fixture.consumer(&victim, "plain", "").await;
+    let ordered = fixture.consumer(&victim, "ordered", "order = 'key'").await;
+    let attacks = fixture.consumer(&evil, "attacks", PATIENT).await;
     let ids: Vec<_> = (0..24).map(|n| format!("order-{n}-{:x}", forger.number())).collect();
     let keys: Vec<_> = (0..24).map(|n| format!("account-{n}-{:x}", forger.number())).collect();
     let of_messages = ids.iter().map(|id| hash(id, plain.row.consumer_id.into()));
@@ -118,30 +122,30 @@ pub async fn strangers(world: World, seed: u64) {
     let found: Vec<i64> = query
         .bind(made)
         .bind(i64::from(attacks.row.consumer_id))
-        .fetch_one(&world.pool)
+        .fetch_one(&fixture.pool)
         .await
         .expect("hashes");
     assert_eq!(found, numbers);
 
-    let holding = hold(&world, &attacks, forged).await;
+    let holding = hold(&fixture, &attacks, forged).await;
     let messages: Vec<_> = (0..).zip(&ids).map(|(offset, id)| record(offset, id, "")).collect();
-    passes(&world, &plain, &messages).await;
+    passes(&fixture, &plain, &messages).await;
     let messages: Vec<_> = (0..)
         .zip(&keys)
         .map(|(offset, key)| of_key(offset, &format!("of {key}"), key, ""))
         .collect();
-    passes(&world, &ordered, &messages).await;
+    passes(&fixture, &ordered, &messages).await;
     holding.release().await;
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// Keys of two consumers, of whom one is the victim, whose numbers have one half in common.
-pub async fn keys(world: World, seed: u64) {
+pub async fn keys(fixture: InboxFixture, seed: u64) {
     const KEYS: usize = 200_000;
     println!("seed {seed}");
-    let (victim, evil) = (world.tenant("victim", "").await, world.tenant("evil", "").await);
-    let ordered = world.consumer(&victim, "ordered", "order = 'key'").await;
-    let attacks = world.consumer(&evil, "attacks", &format!("order = 'key'\n{PATIENT}")).await;
+    let (victim, evil) = (fixture.tenant("victim", "").await, fixture.tenant("evil", "").await);
+    let ordered = fixture.consumer(&victim, "ordered", "order = 'key'").await;
+    let attacks = fixture.consumer(&evil, "attacks", &format!("order = 'key'\n{PATIENT}")).await;
     let key = |n: usize| format!("{seed:x}-{n}");
     let halves = |consumer: &TestConsumer, shift: u32| -> HashMap<i32, usize> {
         (0..KEYS).map(|n| ((ordering(consumer, &key(n)) >> shift) as i32, n)).collect()
@@ -159,22 +163,22 @@ pub async fn keys(world: World, seed: u64) {
         .zip(&pairs)
         .map(|(offset, (_, theirs))| of_key(offset, &format!("a{offset}"), &key(*theirs), ""))
         .collect();
-    let holding = hold(&world, &attacks, forged).await;
+    let holding = hold(&fixture, &attacks, forged).await;
     let messages: Vec<_> = (0..)
         .zip(&pairs)
         .map(|(offset, (ours, _))| of_key(offset, &format!("v{offset}"), &key(*ours), ""))
         .collect();
-    passes(&world, &ordered, &messages).await;
+    passes(&fixture, &ordered, &messages).await;
     holding.release().await;
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// Messages of one consumer whose ids share locks, in one batch: each is a message of its own, and
 /// a duplicate is one.
-pub async fn neighbours(world: World, seed: u64) {
+pub async fn neighbours(fixture: InboxFixture, seed: u64) {
     println!("seed {seed}");
     let mut forger = Forger::new(seed);
-    let consumer = world.simple("", "").await;
+    let consumer = fixture.simple("", "").await;
     let consumer_id = i64::from(consumer.row.consumer_id);
     let mut records = Vec::new();
     for group in 0..4_usize {
@@ -188,23 +192,23 @@ pub async fn neighbours(world: World, seed: u64) {
     let distinct: std::collections::BTreeSet<_> = records.iter().cloned().collect();
     assert_eq!((records.len(), distinct.len()), (20, 16));
     let batch: Vec<_> = (0..).zip(&records).map(|(offset, id)| record(offset, id, "")).collect();
-    deliver(&world.host(&consumer), &batch).await;
+    deliver(&fixture.host(&consumer), &batch).await;
     for id in &distinct {
-        let row = world.find(&consumer, id).await;
+        let row = fixture.find(&consumer, id).await;
         assert!(
             row.is_some_and(|row| row.state() == ("completed", None, 1)),
             "{MISTAKEN}: `{id}` did not run"
         );
-        assert_eq!(world.effects(&consumer, id).await, 1, "{MISTAKEN}: `{id}`");
+        assert_eq!(fixture.effects(&consumer, id).await, 1, "{MISTAKEN}: `{id}`");
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// Two claims of other ids, which share two locks that their ids name in opposite orders.
-pub async fn crossed(world: World, seed: u64) {
+pub async fn crossed(fixture: InboxFixture, seed: u64) {
     println!("seed {seed}");
     let mut forger = Forger::new(seed);
-    let consumer = world.simple("", "").await;
+    let consumer = fixture.simple("", "").await;
     let consumer_id = i64::from(consumer.row.consumer_id);
     let (low, high) = (forger.number().min(-2), forger.number().max(2));
     let mut of = |number: i64, is_fit: &dyn Fn(&str) -> bool| loop {
@@ -218,14 +222,14 @@ pub async fn crossed(world: World, seed: u64) {
     let pivot = of(high, &|_| true);
     let before = of(low, &|id| id > pivot.as_str());
     // By id: `pivot` (high) before `before` (low); `any` (low) before `after` (high).
-    let mut holder = Guest::begin(&world, &consumer).await;
+    let mut holder = Guest::begin(&fixture, &consumer).await;
     holder.claim(&[&held]).await.expect("a claim");
     let mut claims = Vec::new();
     const WAITING: &str = "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = \
         l.database \
         WHERE d.datname = current_database() AND l.locktype = 'advisory' AND NOT l.granted";
     for (waiting, ids) in [(1, [pivot, before]), (2, [any, after])] {
-        let mut guest = Guest::begin(&world, &consumer).await;
+        let mut guest = Guest::begin(&fixture, &consumer).await;
         guest.execute("SET lock_timeout = '30s'").await.expect("a setting");
         claims.push(tokio::spawn(async move {
             let ids: Vec<_> = ids.iter().map(String::as_str).collect();
@@ -233,7 +237,7 @@ pub async fn crossed(world: World, seed: u64) {
             guest.execute("ROLLBACK").await.expect("ROLLBACK");
             claimed
         }));
-        world.until(&format!("({WAITING}) = {waiting}")).await;
+        fixture.until(&format!("({WAITING}) = {waiting}")).await;
     }
     holder.execute("ROLLBACK").await.expect("ROLLBACK");
     for claim in claims {
@@ -242,5 +246,5 @@ pub async fn crossed(world: World, seed: u64) {
         }
     }
     drop(holder);
-    world.finish().await;
+    fixture.finish().await;
 }

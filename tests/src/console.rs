@@ -284,7 +284,7 @@ fn only_looks(command: &str) -> bool {
 
 /// What a command printed, and how it ended.
 #[derive(Debug, Clone)]
-pub struct Said {
+pub struct ShellOutput {
     /// Its exit code, as the shell says it.
     pub code: i32,
     /// What it wrote to standard output and standard error.
@@ -303,7 +303,7 @@ pub struct Session {
     /// Jobs in the background: process, command, and the file of its output.
     jobs: Vec<(String, String, PathBuf)>,
     patience: Patience,
-    last: Option<Said>,
+    last: Option<ShellOutput>,
 }
 
 impl Session {
@@ -359,7 +359,7 @@ impl Session {
     }
 
     /// Give the shell a command and wait for its end.
-    pub fn run(&mut self, command: &str) -> Result<Said> {
+    pub fn run(&mut self, command: &str) -> Result<ShellOutput> {
         self.given += 1;
         let file = self.records.join(format!("{:03}.sh", self.given));
         let output = file.with_extension("out");
@@ -380,7 +380,7 @@ impl Session {
             self.jobs.push((job.to_owned(), command.to_owned(), output.clone()));
         }
         let text = fs::read(&output).context("failed to read what a command printed")?;
-        let said = Said {
+        let said = ShellOutput {
             code: self.code,
             lines: String::from_utf8_lossy(&text).lines().map(str::to_owned).collect(),
         };
@@ -389,7 +389,7 @@ impl Session {
     }
 
     /// What the last command printed.
-    pub fn last(&self) -> Option<&Said> {
+    pub fn last(&self) -> Option<&ShellOutput> {
         self.last.as_ref()
     }
 
@@ -404,7 +404,7 @@ impl Session {
     }
 
     /// Run a step of a page; an error where it does not do what the page shows.
-    pub fn follow(&mut self, step: &Step) -> Result<Said> {
+    pub fn follow(&mut self, step: &Step) -> Result<ShellOutput> {
         let fails = step.output.iter().any(|line| line.starts_with("error: "));
         let until = Instant::now() + self.patience.look;
         loop {
@@ -486,6 +486,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
     use super::*;
+    use crate::temp_dir::TempDir;
 
     fn lines(text: &str) -> Vec<String> {
         text.lines().map(str::to_owned).collect()
@@ -601,22 +602,13 @@ mod tests {
         assert!(told.contains("+ four\n") && told.contains("- three\n"), "{told}");
     }
 
-    struct Folder(PathBuf);
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
     /// The error with which a page ends.
     fn follow(page: &str) -> Result<()> {
-        let folder = Folder(
-            std::env::temp_dir().join(format!("oncebox-console-{:016x}", rand::random::<u64>())),
-        );
-        fs::create_dir_all(&folder.0)?;
+        let folder = TempDir::new("console");
+        fs::create_dir_all(folder.path())?;
         let patience = Patience { command: Duration::from_secs(60), look: Duration::from_secs(30) };
-        let mut session = Session::open(&folder.0, &folder.0.join("records"), &[], patience)?;
+        let mut session =
+            Session::open(folder.path(), &folder.path().join("records"), &[], patience)?;
         for step in steps(&format!("```console\n{page}\n```\n"))? {
             session.follow(&step)?;
         }

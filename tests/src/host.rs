@@ -1,6 +1,6 @@
 //! Real host processes between a real Kafka and a real PostgreSQL, and the final check.
 //!
-//! A [`Scenario`] has a database, a topic, a tenant and a consumer of its own, so that many run
+//! A [`HostFixture`] has a database, a topic, a tenant and a consumer of its own, so that many run
 //! side by side; the servers are shared unless it is given others. Effects are counted in the
 //! database.
 
@@ -38,13 +38,12 @@ use tokio::{
 };
 
 use crate::{
-    inbox,
+    coverage, inbox,
     kafka::KafkaServer,
     load::{Found, Load, Message, Violation, Work},
     postgres::{TestDatabase, admin_url},
-    program::Folder,
+    program::WorkingDir,
     proxy::Proxy,
-    reached,
     services::target_dir,
 };
 
@@ -105,7 +104,7 @@ END $$;
 CREATE TRIGGER extend AFTER INSERT OR UPDATE ON oncebox.inbox FOR EACH STATEMENT EXECUTE FUNCTION \
     public.extend();";
 
-/// How a scenario differs from the plain one.
+/// Deviations of a fixture from the plain one.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Partitions of the topic.
@@ -138,11 +137,11 @@ pub struct Options {
     pub own_database: bool,
     /// A superuser's URL of another server for that than the host's.
     pub own_postgres: Option<String>,
-    /// Dead letters are copied to the topic [`Scenario::copies`].
+    /// Dead letters are copied to the topic [`HostFixture::copies`].
     pub copies: bool,
-    /// Hosts reach the databases through proxies, [`Scenario::ways`].
+    /// Hosts reach the databases through proxies, [`HostFixture::ways`].
     pub proxied: bool,
-    /// The disk under the inbox can be filled, by [`Scenario::fill_disk`].
+    /// The disk under the inbox can be filled, by [`HostFixture::fill_disk`].
     pub fills: bool,
     /// URL of the schema registry that payloads are decoded by, where they are.
     pub registry: Option<String>,
@@ -210,7 +209,7 @@ impl Options {
 }
 
 /// A database, a topic, a tenant, a consumer with its handler, and everything that was sent to it.
-pub struct Scenario {
+pub struct HostFixture {
     /// What a person can do.
     pub admin: Admin,
     /// Connections of a superuser to the database of the tenant's inbox and tables, to look and to
@@ -246,7 +245,7 @@ pub struct Scenario {
     _own: Option<TestDatabase>,
 }
 
-impl Scenario {
+impl HostFixture {
     /// The plain one.
     pub async fn new() -> Result<Self> {
         Self::with(Options::default()).await
@@ -429,8 +428,8 @@ impl Scenario {
     }
 
     /// A person's folder, in which commands work on this database and these brokers.
-    pub fn folder(&self) -> Result<Folder> {
-        let folder = Folder::new()?.with("ONCEBOX_DATABASE_URL", self.database.url());
+    pub fn folder(&self) -> Result<WorkingDir> {
+        let folder = WorkingDir::new()?.with("ONCEBOX_DATABASE_URL", self.database.url());
         Ok(folder
             .with("ONCEBOX_MASTER_KEY", &self.key)
             .with("ONCEBOX_KAFKA_BROKERS", &self.brokers))
@@ -825,7 +824,7 @@ impl Scenario {
         found
             .iter()
             .filter(|row| row.status != "absent")
-            .for_each(|row| reached::saw(&row.status, row.reason.as_deref()));
+            .for_each(|row| coverage::record_state(&row.status, row.reason.as_deref()));
         Ok(found)
     }
 
@@ -840,7 +839,7 @@ impl Scenario {
     pub async fn wait_settled_within(&self, limit: Duration) -> Result<()> {
         let deadline = Instant::now() + limit;
         loop {
-            // Servers may be away while a scenario waits.
+            // Servers may be away while a test waits.
             let open = match self.open().await {
                 Ok(open) if open.is_empty() => return Ok(()),
                 Ok(open) => open,
@@ -1043,7 +1042,7 @@ impl Scenario {
     }
 }
 
-/// A tenant beside the scenario's.
+/// A tenant beside the fixture's.
 pub struct Neighbour {
     topic: String,
     tenant: Tenant,
@@ -1097,7 +1096,7 @@ impl Neighbour {
     }
 }
 
-impl Drop for Scenario {
+impl Drop for HostFixture {
     fn drop(&mut self) {
         if !self.failed.load(Ordering::Relaxed) && !std::thread::panicking() {
             let _ = fs::remove_dir_all(&self.dir);
@@ -1224,7 +1223,7 @@ impl HostProcess {
         }
     }
 
-    /// The last lines of its log, for an error: the log itself may go with the scenario.
+    /// The last lines of its log, for an error: the log itself may go with the fixture.
     fn log_end(&self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<_> = log.lines().collect();

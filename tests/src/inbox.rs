@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 pub use guest::{Guest, code};
 pub use script::{Control, Gate, PlainHandler, PlainHandlers, Ran, Script, execute};
 
-use crate::{postgres::TestDatabase, reached};
+use crate::{coverage, postgres::TestDatabase};
 
 /// How long anything may take that has to come.
 pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -60,9 +60,9 @@ const EFFECT: &str = "CREATE TABLE effect (consumer text NOT NULL, message_id te
     attempt int NOT NULL, version int NOT NULL); \
     CREATE INDEX ON effect (message_id);";
 
-/// A migrated database of its own, with tenants, consumers and hosts. [`World::finish`] makes the
+/// A migrated database of its own, with tenants, consumers and hosts. [`InboxFixture::finish`] makes the
 /// final check; a test that forgets it fails.
-pub struct World {
+pub struct InboxFixture {
     database: TestDatabase,
     options: PgConnectOptions,
     key: MasterKey,
@@ -79,15 +79,15 @@ pub struct World {
 
 /// A promise is kept by both kinds of handlers: those that take one message, and those that take
 /// all messages of a transaction in one call.
-pub async fn both(promise: impl AsyncFn(World)) {
-    promise(World::new().await).await;
+pub async fn both(promise: impl AsyncFn(InboxFixture)) {
+    promise(InboxFixture::new().await).await;
     println!("the same with a handler that takes batches");
-    let mut world = World::new().await;
-    world.batches();
-    promise(world).await;
+    let mut fixture = InboxFixture::new().await;
+    fixture.batches();
+    promise(fixture).await;
 }
 
-impl World {
+impl InboxFixture {
     /// A new database, copied from a template.
     pub async fn new() -> Self {
         Self::create().await.expect("the test's database")
@@ -329,7 +329,7 @@ impl World {
             .fetch_optional(&self.pool)
             .await
             .expect("a row");
-        row.iter().for_each(|row| reached::saw(&row.status, row.reason.as_deref()));
+        row.iter().for_each(|row| coverage::record_state(&row.status, row.reason.as_deref()));
         row
     }
 
@@ -400,7 +400,7 @@ impl World {
             "the guard is not empty"
         );
         self.check_rows().await;
-        reached::look(&self.pool).await;
+        coverage::record_inboxes(&self.pool).await;
         for consumer in self.admin.consumers().await.expect("consumers") {
             let tenant = self.admin.tenant(&consumer.tenant).await.expect("a tenant");
             let sql = ODD.replace("{schema}", &tenant.schema_name);
@@ -416,10 +416,10 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for InboxFixture {
     fn drop(&mut self) {
         if !self.finished.load(Ordering::Relaxed) && !std::thread::panicking() {
-            panic!("the test ends without `World::finish`");
+            panic!("the test ends without `InboxFixture::finish`");
         }
     }
 }

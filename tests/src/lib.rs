@@ -1,9 +1,10 @@
 //! What the tests share: real servers, real hosts, handlers that do what they are told.
 
 pub mod attacks;
+pub mod cli;
 pub mod collisions;
 pub mod console;
-pub mod desk;
+pub mod coverage;
 pub mod guests;
 pub mod host;
 pub mod inbox;
@@ -15,7 +16,7 @@ pub mod pooler;
 pub mod postgres;
 pub mod program;
 pub mod proxy;
-pub mod reached;
 pub mod registry;
 pub mod services;
-pub mod told;
+pub mod telemetry;
+pub mod temp_dir;

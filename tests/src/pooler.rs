@@ -1,11 +1,6 @@
-//! PgBouncer in front of a server, as people have it.
+//! PgBouncer in front of a server, as operators run it.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::{fs, path::Path, process::Command, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use oncebox_server::local::{free_port, process::Child};
@@ -25,20 +20,15 @@ pub struct Pooler {
     child: Child,
     port: u16,
     server: String,
-    folder: Folder,
+    folder: TempDir,
 }
 
 impl Pooler {
     /// A pooler in front of the server of a superuser's URL, with lines of `pgbouncer.ini`.
     pub async fn before(url: &str, settings: &str) -> Result<Self> {
         // Not in the project's folder, which the other user may not read.
-        let (folder, port) = (
-            Folder(
-                std::env::temp_dir().join(format!("oncebox-pooler-{:08x}", rand::random::<u32>())),
-            ),
-            free_port()?,
-        );
-        fs::create_dir(&folder.0).context("failed to make a folder")?;
+        let (folder, port) = (TempDir::new("pooler"), free_port()?);
+        fs::create_dir(folder.path()).context("failed to make a folder")?;
         let (login, server) = parts(url)?;
         let (user, password) = login.split_once(':').context("the URL has no password")?;
         let (host, server_port) = server.split_once(':').context("the URL has no port")?;
@@ -48,14 +38,14 @@ impl Pooler {
              listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = \
              any\n{settings}\n"
         );
-        let file = folder.0.join("pgbouncer.ini");
+        let file = folder.path().join("pgbouncer.ini");
         fs::write(&file, ini).context("failed to write `pgbouncer.ini`")?;
-        let log = fs::File::create(folder.0.join("pgbouncer.log"))?;
+        let log = fs::File::create(folder.path().join("pgbouncer.log"))?;
         let mut command =
             Command::new(if Path::new(PROGRAM).exists() { PROGRAM } else { "pgbouncer" });
         // SAFETY: it only asks who this is.
         if unsafe { libc::geteuid() } == 0 {
-            for path in [&folder.0, &file] {
+            for path in [folder.path(), file.as_path()] {
                 std::os::unix::fs::chown(path, Some(USER_ID), None)
                     .context("failed to give the folder away")?;
             }
@@ -78,7 +68,7 @@ impl Pooler {
         let deadline = Instant::now() + Duration::from_secs(30);
         while TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
             let log =
-                || fs::read_to_string(self.folder.0.join("pgbouncer.log")).unwrap_or_default();
+                || fs::read_to_string(self.folder.path().join("pgbouncer.log")).unwrap_or_default();
             ensure!(
                 self.child.is_running() && Instant::now() < deadline,
                 "`pgbouncer` does not listen: {}",
@@ -107,13 +97,4 @@ fn parts(url: &str) -> Result<(&str, &str)> {
         .and_then(|rest| rest.split(['/', '?']).next())
         .context("the URL has no address")?;
     authority.rsplit_once('@').context("the URL has no login")
-}
-
-/// A folder that goes away with the pooler.
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }

@@ -54,7 +54,7 @@ pub fn in_own_process(test: &str) -> Result<bool> {
 
 /// A folder of its own, for files and for the program to run in.
 #[derive(Debug)]
-pub struct Folder {
+pub struct WorkingDir {
     dir: PathBuf,
     sabotage: Option<&'static str>,
     environment: Vec<(String, String)>,
@@ -62,7 +62,7 @@ pub struct Folder {
 
 /// What the program said.
 #[derive(Debug)]
-pub struct Said {
+pub struct CommandOutput {
     /// Its exit code.
     pub code: Option<i32>,
     /// What it printed.
@@ -71,7 +71,7 @@ pub struct Said {
     pub stderr: String,
 }
 
-impl Folder {
+impl WorkingDir {
     /// A new one, in `target`.
     pub fn new() -> Result<Self> {
         let target =
@@ -120,7 +120,7 @@ impl Folder {
     }
 
     /// Run the program here, with nothing of the tests' own configuration.
-    pub async fn run(&self, arguments: &[&str], stdin: &str) -> Result<Said> {
+    pub async fn run(&self, arguments: &[&str], stdin: &str) -> Result<CommandOutput> {
         let mut command =
             Command::new(if self.sabotage.is_some() { find("host")? } else { path()? });
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEBOX_")) {
@@ -138,7 +138,7 @@ impl Folder {
         drop(input);
         let Output { status, stdout, stderr } =
             timeout(DEADLINE, child.wait_with_output()).await.context("it does not end")??;
-        Ok(Said {
+        Ok(CommandOutput {
             code: status.code(),
             stdout: String::from_utf8(stdout)?,
             stderr: String::from_utf8(stderr)?,
@@ -146,7 +146,7 @@ impl Folder {
     }
 }
 
-impl Said {
+impl CommandOutput {
     /// What it printed, as JSON.
     pub fn json(&self) -> Result<Value> {
         serde_json::from_str(&self.stdout)
@@ -154,7 +154,7 @@ impl Said {
     }
 }
 
-impl Drop for Folder {
+impl Drop for WorkingDir {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             let _ = std::fs::remove_dir_all(&self.dir); // what is left is in `target`

@@ -21,7 +21,7 @@ use oncebox_runtime::{
     ComponentHandler, HandlerSettings, RuntimeConfig, WasmRuntime,
     sql::{StatementMode, Value, run_statement},
 };
-use oncebox_tests::inbox::World;
+use oncebox_tests::inbox::InboxFixture;
 use serde_json::json;
 use sqlx::Executor;
 use tokio::time::Instant;
@@ -55,15 +55,15 @@ async fn main() -> Result<()> {
     if components.is_empty() {
         components.extend_from_slice(DEFAULT);
     }
-    let world = World::new().await;
-    let outcome = compare(&world, &components).await;
-    world.finish().await;
+    let fixture = InboxFixture::new().await;
+    let outcome = compare(&fixture, &components).await;
+    fixture.finish().await;
     outcome
 }
 
-async fn compare(world: &World, components: &[(&str, &str)]) -> Result<()> {
-    let tenant = world.tenant("acme", SCHEMA).await;
-    let tx = Tx::on(world.guest(&tenant).await);
+async fn compare(fixture: &InboxFixture, components: &[(&str, &str)]) -> Result<()> {
+    let tenant = fixture.tenant("acme", SCHEMA).await;
+    let tx = Tx::on(fixture.guest(&tenant).await);
     let mut loaded = Vec::new();
     for (name, path) in components {
         loaded.push(component(name, path).await?);

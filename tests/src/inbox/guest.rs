@@ -3,7 +3,7 @@
 use sqlx::{AssertSqlSafe, Executor, PgConnection};
 use tokio::time::timeout;
 
-use super::{DEADLINE, TestConsumer, World};
+use super::{DEADLINE, InboxFixture, TestConsumer};
 
 /// A session of a tenant that calls the host's functions as a host would, step by step.
 pub struct Guest {
@@ -20,18 +20,18 @@ const CLAIM: &str = "SELECT outcome, known_result FROM oncebox_host.claim($1, $2
 
 impl Guest {
     /// A session of the consumer's tenant.
-    pub async fn connect(world: &World, consumer: &TestConsumer) -> Self {
-        let connection = world.guest(&consumer.tenant).await;
+    pub async fn connect(fixture: &InboxFixture, consumer: &TestConsumer) -> Self {
+        let connection = fixture.guest(&consumer.tenant).await;
         Self {
             connection,
-            secret: world.secret(&consumer.tenant),
+            secret: fixture.secret(&consumer.tenant),
             consumer_id: consumer.row.consumer_id,
         }
     }
 
     /// The same with a transaction, as a host begins it.
-    pub async fn begin(world: &World, consumer: &TestConsumer) -> Self {
-        let mut guest = Self::connect(world, consumer).await;
+    pub async fn begin(fixture: &InboxFixture, consumer: &TestConsumer) -> Self {
+        let mut guest = Self::connect(fixture, consumer).await;
         guest.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await.expect("BEGIN");
         guest
     }

@@ -44,13 +44,13 @@ fn program() -> PathBuf {
 
 /// A shell in an empty folder, with the program on its path. The folder goes away when all went
 /// well.
-struct Shell {
+struct ProjectFixture {
     root: PathBuf,
     folder: PathBuf,
     variables: Vec<(&'static str, String)>,
 }
 
-impl Shell {
+impl ProjectFixture {
     fn open(name: &str) -> Self {
         let target = program().ancestors().nth(2).unwrap().to_owned();
         let root =
@@ -239,7 +239,7 @@ impl Shell {
     }
 }
 
-impl Drop for Shell {
+impl Drop for ProjectFixture {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             let _ = std::fs::remove_dir_all(&self.root);
@@ -273,18 +273,18 @@ fn messages(folder: &Path) -> Vec<Value> {
 }
 
 async fn check_first_hour(language: &str) {
-    let mut shell = Shell::open(language);
-    let printed = shell.ok(&format!("oncebox new {NAME} --lang {language}")).await;
+    let mut project = ProjectFixture::open(language);
+    let printed = project.ok(&format!("oncebox new {NAME} --lang {language}")).await;
     let (mut dev, mut done) = (None, Vec::new());
     for command in commands(&printed) {
         println!("{language}: {command}");
         if let Some(folder) = command.strip_prefix("cd ") {
-            shell.folder.push(folder);
-            shell.share_target(language);
+            project.folder.push(folder);
+            project.share_target(language);
         } else if command.starts_with("oncebox dev ") {
-            dev = Some(shell.dev(&command).await);
+            dev = Some(project.dev(&command).await);
         } else {
-            shell.ok(&command).await;
+            project.ok(&command).await;
         }
         done.push(command);
     }
@@ -303,37 +303,37 @@ async fn check_first_hour(language: &str) {
     );
 
     // The project's own page has the same commands.
-    let page = std::fs::read_to_string(shell.folder.join("README.md")).unwrap();
+    let page = std::fs::read_to_string(project.folder.join("README.md")).unwrap();
     let told: Vec<_> =
         console::steps(&page).unwrap().into_iter().map(|step| step.command).collect();
     assert_eq!(told, done[1..]);
 
-    let messages = messages(&shell.folder);
+    let messages = messages(&project.folder);
     let handled = messages.iter().map(|message| {
         format!("handled   {} (order.placed): completed", message["id"].as_str().unwrap())
     });
-    shell.until_dev_says(&handled.collect::<Vec<_>>()).await;
-    check_effect(&shell, &messages).await;
+    project.until_dev_says(&handled.collect::<Vec<_>>()).await;
+    check_effect(&project, &messages).await;
 
     // The same file again: known, and nothing happens.
-    shell.ok("oncebox send messages.jsonl").await;
+    project.ok("oncebox send messages.jsonl").await;
     // S1-031, S1-078.
-    shell.until_refused(messages.len()).await;
-    check_effect(&shell, &messages).await;
+    project.until_refused(messages.len()).await;
+    check_effect(&project, &messages).await;
 
     // A message that can never succeed says why, where its sender looks.
     let bad = json!({ "id": "bad", "event_type": "order.placed", "payload": { "order_id": "o-9", "account": 999, "amount": 1, "note": "" } });
-    shell.ok(&format!("echo '{bad}' | oncebox send -")).await;
-    shell
+    project.ok(&format!("echo '{bad}' | oncebox send -")).await;
+    project
         .until_dev_says(&[
             "handled   bad (order.placed): failed_terminal, reject: no account 999".to_owned()
         ])
         .await;
-    check_effect(&shell, &messages).await;
+    check_effect(&project, &messages).await;
 
     let status = dev.unwrap().end(&[(libc::SIGTERM, Duration::from_secs(60))]);
-    assert!(status.is_some_and(|status| status.success()), "{status:?}: {}", shell.dev_log());
-    shell
+    assert!(status.is_some_and(|status| status.success()), "{status:?}: {}", project.dev_log());
+    project
         .fails(
             "oncebox send messages.jsonl",
             "no brokers to send to; start `oncebox dev` in this folder, or give `--brokers`",
@@ -342,20 +342,20 @@ async fn check_first_hour(language: &str) {
 }
 
 /// Every message completed, every order there once, every account moved by what it was sent.
-async fn check_effect(shell: &Shell, messages: &[Value]) {
-    let rows = shell.json("oncebox inbox list --status completed").await;
+async fn check_effect(project: &ProjectFixture, messages: &[Value]) {
+    let rows = project.json("oncebox inbox list --status completed").await;
     assert_eq!(rows.as_array().unwrap().len(), messages.len(), "{rows}");
     let mut orders: Vec<Value> =
         messages.iter().map(|message| message["payload"].clone()).collect();
     orders.sort_by_key(|order| order["order_id"].as_str().unwrap().to_owned());
     assert_eq!(
-        shell.rows("SELECT id AS order_id, account, amount, note FROM orders ORDER BY id").await,
+        project.rows("SELECT id AS order_id, account, amount, note FROM orders ORDER BY id").await,
         orders
     );
     let (sum, count) =
         (orders.iter().map(|order| order["amount"].as_i64().unwrap()).sum::<i64>(), orders.len());
     assert_eq!(
-        shell
+        project
             .rows("SELECT sum(balance)::bigint AS sum, sum(n)::bigint AS count FROM account")
             .await,
         [json!({ "sum": sum, "count": count })]
@@ -377,11 +377,11 @@ languages! { rust typescript javascript python go c }
 /// nothing of what to install.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_toolchain_that_is_missing_is_named() {
-    let mut shell = Shell::open("missing");
-    let programs = shell.root.join("programs");
+    let mut project = ProjectFixture::open("missing");
+    let programs = project.root.join("programs");
     std::fs::create_dir(&programs).unwrap();
     for program in ["bash", "cat", "cmp", "cp", "dirname", "mkdir", "mktemp", "realpath", "rm"] {
-        let path = shell.ok(&format!("type -P {program}")).await;
+        let path = project.ok(&format!("type -P {program}")).await;
         std::os::unix::fs::symlink(path.trim_end(), programs.join(program)).unwrap();
     }
     for (language, program, remedy) in [
@@ -392,10 +392,10 @@ async fn a_toolchain_that_is_missing_is_named() {
         ("go", "go", "install Go 1.25 or newer"),
         ("c", "clang", "apt-get install clang-14 lld-14 wasi-libc"),
     ] {
-        shell.ok(&format!("oncebox new {NAME} --lang {language} --dir {language}")).await;
-        let folder = std::mem::replace(&mut shell.folder, shell.root.join(language));
-        let output = shell.run(&format!("PATH='{}' ./build.sh", programs.display())).await;
-        shell.folder = folder;
+        project.ok(&format!("oncebox new {NAME} --lang {language} --dir {language}")).await;
+        let folder = std::mem::replace(&mut project.folder, project.root.join(language));
+        let output = project.run(&format!("PATH='{}' ./build.sh", programs.display())).await;
+        project.folder = folder;
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{language} builds without a toolchain");
         assert!(
@@ -408,11 +408,11 @@ async fn a_toolchain_that_is_missing_is_named() {
 /// What could go wrong: somebody's files are written over, or a mistake is answered with a riddle.
 #[tokio::test(flavor = "multi_thread")]
 async fn mistakes_are_named_and_nothing_is_written_over() {
-    let shell = Shell::open("mistakes");
-    let precious = shell.root.join(NAME).join("precious");
+    let project = ProjectFixture::open("mistakes");
+    let precious = project.root.join(NAME).join("precious");
     std::fs::create_dir_all(precious.parent().unwrap()).unwrap();
     std::fs::write(&precious, "mine").unwrap();
-    shell
+    project
         .fails(
             &format!("oncebox new {NAME} --lang go"),
             "`my-orders` is not empty; choose another `--dir`",
@@ -425,32 +425,34 @@ async fn mistakes_are_named_and_nothing_is_written_over() {
         ("oncebox new x --lang cobol", "rust, typescript, javascript, python, go, c"),
         ("oncebox new x", "--lang"),
     ] {
-        let output = shell.run(line).await;
+        let output = project.run(line).await;
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(
             !output.status.success() && stderr.starts_with("error: ") && stderr.contains(named),
             "`{line}`: {stderr}"
         );
     }
-    let made = shell.json("oncebox new quoted --lang ts --dir \"it's here\"").await;
+    let made = project.json("oncebox new quoted --lang ts --dir \"it's here\"").await;
     assert_eq!(made["next"][0], json!(r"cd 'it'\''s here'"));
-    shell
+    project
         .ok(r"cd 'it'\''s here' && test -x build.sh && test -f wit/world.wit && test -f handler.ts")
         .await;
 
-    shell.fails("oncebox send nothing.jsonl", "failed to read the messages `nothing.jsonl`").await;
-    shell
+    project
+        .fails("oncebox send nothing.jsonl", "failed to read the messages `nothing.jsonl`")
+        .await;
+    project
         .fails("echo '{}' | oncebox send -", "standard input cannot be used as messages: message 1")
         .await;
     let message = r#"{"id":"m","event_type":"e"}"#;
-    shell
+    project
         .fails(
             &format!("echo '{message}' | oncebox send -"),
             "no brokers to send to; start `oncebox dev`",
         )
         .await;
     let nobody = format!("127.0.0.1:{}", free_port().unwrap());
-    shell
+    project
         .fails(
             &format!("echo '{message}' | oncebox send - --brokers {nobody}"),
             &format!("no broker answers at `{nobody}`"),
@@ -467,23 +469,24 @@ fn says(word: &str) -> Vec<u8> {
 /// the live version away.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_component_that_is_built_again_is_live_a_moment_later() {
-    let shell = Shell::open("watch");
-    let write = |name: &str, bytes: &[u8]| std::fs::write(shell.root.join(name), bytes).unwrap();
-    std::fs::create_dir(shell.root.join("built")).unwrap();
+    let project = ProjectFixture::open("watch");
+    let write = |name: &str, bytes: &[u8]| std::fs::write(project.root.join(name), bytes).unwrap();
+    std::fs::create_dir(project.root.join("built")).unwrap();
     write("schema.sql", b"CREATE TABLE said (word text);");
     write("a.wasm", &says("one"));
     write("built/order.closed.wasm", &says("closed"));
-    let dev = shell.dev("oncebox dev order.placed=a.wasm --watch built --schema schema.sql").await;
+    let dev =
+        project.dev("oncebox dev order.placed=a.wasm --watch built --schema schema.sql").await;
     let mut sent = 0;
     let mut send = async |event_type: &str| {
         sent += 1;
-        shell
+        project
             .ok(&format!(
                 r#"echo '{{"id":"m-{sent}","event_type":"{event_type}"}}' | oncebox send -"#
             ))
             .await;
-        shell.until_dev_says(&[format!("handled   m-{sent} ({event_type}): completed")]).await;
-        let rows = shell.rows("SELECT word FROM said").await;
+        project.until_dev_says(&[format!("handled   m-{sent} ({event_type}): completed")]).await;
+        let rows = project.rows("SELECT word FROM said").await;
         let words: Vec<_> =
             rows.iter().map(|row| row["word"].as_str().unwrap().to_owned()).collect();
         assert_eq!(words.len(), sent, "{words:?}");
@@ -494,13 +497,13 @@ async fn a_component_that_is_built_again_is_live_a_moment_later() {
 
     // Replaced at once, as a compiler does it.
     write("a.new", &says("two"));
-    std::fs::rename(shell.root.join("a.new"), shell.root.join("a.wasm")).unwrap();
-    shell.until_dev_redeploys("a.wasm takes `order.placed`", 1).await;
+    std::fs::rename(project.root.join("a.new"), project.root.join("a.wasm")).unwrap();
+    project.until_dev_redeploys("a.wasm takes `order.placed`", 1).await;
     assert_eq!(send("order.placed").await, "two");
 
     // Broken: told, with every reason, and what is live stays.
     write("a.wasm", b"hello");
-    shell
+    project
         .until_dev_log_has("refused   `a.wasm` cannot be deployed: this is not a WebAssembly file")
         .await;
     assert_eq!(send("order.placed").await, "two");
@@ -510,7 +513,7 @@ async fn a_component_that_is_built_again_is_live_a_moment_later() {
         &wat::parse_str("(component (import \"wasi:http/outgoing-handler@0.2.0\" (instance)))")
             .unwrap(),
     );
-    shell.until_dev_log_has("wasi:http/outgoing-handler@0.2.0").await;
+    project.until_dev_log_has("wasi:http/outgoing-handler@0.2.0").await;
     assert_eq!(send("order.placed").await, "two");
 
     // Written in place, with a pause in the middle.
@@ -518,24 +521,24 @@ async fn a_component_that_is_built_again_is_live_a_moment_later() {
     write("a.wasm", &three[..three.len() / 2]);
     sleep(Duration::from_millis(900)).await;
     write("a.wasm", &three);
-    shell.until_dev_redeploys("a.wasm takes `order.placed`", 2).await;
+    project.until_dev_redeploys("a.wasm takes `order.placed`", 2).await;
     assert_eq!(send("order.placed").await, "three");
     assert_eq!(
-        shell.dev_log().matches("refused   ").count(),
+        project.dev_log().matches("refused   ").count(),
         2,
         "half a file was taken for a broken one: {}",
-        shell.dev_log()
+        project.dev_log()
     );
 
     // In the folder: one that changes, and one that comes.
     write("built/order.closed.wasm", &says("shut"));
     write("built/order.opened.wasm", &says("opened"));
-    shell.until_dev_redeploys("built/order.closed.wasm takes `order.closed`", 1).await;
-    shell.until_dev_redeploys("built/order.opened.wasm takes `order.opened`", 1).await;
+    project.until_dev_redeploys("built/order.closed.wasm takes `order.closed`", 1).await;
+    project.until_dev_redeploys("built/order.opened.wasm takes `order.opened`", 1).await;
     assert_eq!(send("order.closed").await, "shut");
     assert_eq!(send("order.opened").await, "opened");
     let status = dev.end(&[(libc::SIGTERM, Duration::from_secs(60))]);
-    assert!(status.is_some_and(|status| status.success()), "{status:?}: {}", shell.dev_log());
+    assert!(status.is_some_and(|status| status.success()), "{status:?}: {}", project.dev_log());
 }
 
 /// Children of a process that compile a component, by their ids.
@@ -561,41 +564,41 @@ fn compilers_of(dev: &Child) -> Vec<libc::pid_t> {
 /// there is none.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_compilation_that_was_interrupted_begins_again() {
-    let shell = Shell::open("interrupted");
+    let project = ProjectFixture::open("interrupted");
     // Functions that nobody calls, so many that the compiler is met at its work.
     let text = guests::text(&[guests::execute("INSERT INTO said VALUES ('one')")], &End::Ok);
     let work =
         "(local.set 0 (i32.xor (i32.mul (local.get 0) (i32.const 7)) (local.get 0)))".repeat(100);
     let functions = format!("(func (param i32) (result i32) {work} (local.get 0))").repeat(2_000);
     let text = format!("{}{functions})", text.trim_end().strip_suffix(')').unwrap());
-    std::fs::write(shell.root.join("a.wasm"), guests::encode(&text)).unwrap();
-    std::fs::write(shell.root.join("schema.sql"), "CREATE TABLE said (word text);").unwrap();
+    std::fs::write(project.root.join("a.wasm"), guests::encode(&text)).unwrap();
+    std::fs::write(project.root.join("schema.sql"), "CREATE TABLE said (word text);").unwrap();
     let line = "oncebox dev order.placed=a.wasm --schema schema.sql";
     let message = r#"echo '{"id":"m","event_type":"order.placed"}' | oncebox send -"#;
     for signal in [libc::SIGKILL, libc::SIGINT] {
-        let dev = shell.begin_dev(line);
+        let dev = project.begin_dev(line);
         let deadline = Instant::now() + PATIENCE;
         let compiler = loop {
             if let [compiler] = compilers_of(&dev)[..] {
                 break compiler;
             }
-            let is_up = shell.folder.join(".oncebox/dev/dev.json").exists();
+            let is_up = project.folder.join(".oncebox/dev/dev.json").exists();
             assert!(
                 dev.is_running() && !is_up && Instant::now() < deadline,
                 "the compiler was not met: {}",
-                shell.dev_log()
+                project.dev_log()
             );
             sleep(Duration::from_millis(1)).await;
         };
         // It takes as long as the test wants.
         // SAFETY: plain system call; the parent lives and has not reaped it.
         assert_eq!(unsafe { libc::kill(compiler, libc::SIGSTOP) }, 0);
-        shell.until_dev_log_has("compiling a.wasm: ").await;
+        project.until_dev_log_has("compiling a.wasm: ").await;
         let line = format!("{message} 2> send.log");
-        let sending = shell.run(&line);
+        let sending = project.run(&line);
         let ending = async {
             let said =
-                || std::fs::read_to_string(shell.folder.join("send.log")).unwrap_or_default();
+                || std::fs::read_to_string(project.folder.join("send.log")).unwrap_or_default();
             while !said().contains(
                 "waiting for the `oncebox dev` of this folder, which is compiling `a.wasm`",
             ) {
@@ -605,7 +608,7 @@ async fn a_first_compilation_that_was_interrupted_begins_again() {
             dev.signal(signal);
         };
         let (sent, ()) = tokio::join!(sending, ending);
-        let said = std::fs::read_to_string(shell.folder.join("send.log")).unwrap();
+        let said = std::fs::read_to_string(project.folder.join("send.log")).unwrap();
         assert!(
             !sent.status.success()
                 && said
@@ -614,12 +617,12 @@ async fn a_first_compilation_that_was_interrupted_begins_again() {
         );
         let status =
             tokio::task::spawn_blocking(move || dev.wait(PATIENCE)).await.unwrap().unwrap();
-        assert_eq!(status.success(), signal == libc::SIGINT, "{status}: {}", shell.dev_log());
+        assert_eq!(status.success(), signal == libc::SIGINT, "{status}: {}", project.dev_log());
     }
-    let dev = shell.begin_dev(line);
-    shell.ok(message).await;
-    shell.until_dev_says(&["handled   m (order.placed): completed".to_owned()]).await;
-    let again = shell.run(line).await;
+    let dev = project.begin_dev(line);
+    project.ok(message).await;
+    project.until_dev_says(&["handled   m (order.placed): completed".to_owned()]).await;
+    let again = project.run(line).await;
     let said = String::from_utf8_lossy(&again.stderr);
     assert!(
         said.starts_with("error: an `oncebox dev` is running with `.oncebox/dev` already"),
@@ -628,7 +631,7 @@ async fn a_first_compilation_that_was_interrupted_begins_again() {
     assert!(
         dev.end(&[(libc::SIGTERM, PATIENCE)]).is_some_and(|status| status.success()),
         "{}",
-        shell.dev_log()
+        project.dev_log()
     );
 }
 
@@ -637,12 +640,12 @@ async fn a_first_compilation_that_was_interrupted_begins_again() {
 /// host cannot start beside this one.
 #[tokio::test(flavor = "multi_thread")]
 async fn dev_says_what_it_does_not_do_and_what_it_prints_works() {
-    let mut shell = Shell::open("honest");
-    shell.variables.retain(|(name, _)| !name.ends_with("_LISTEN"));
-    let write = |name: &str, text: &str| std::fs::write(shell.root.join(name), text).unwrap();
+    let mut project = ProjectFixture::open("honest");
+    project.variables.retain(|(name, _)| !name.ends_with("_LISTEN"));
+    let write = |name: &str, text: &str| std::fs::write(project.root.join(name), text).unwrap();
     write("schema.sql", "CREATE TABLE said (word text);");
-    std::fs::write(shell.root.join("a.wasm"), says("one")).unwrap();
-    std::fs::write(shell.root.join("b.wasm"), says("two")).unwrap();
+    std::fs::write(project.root.join("a.wasm"), says("one")).unwrap();
+    std::fs::write(project.root.join("b.wasm"), says("two")).unwrap();
     for (line, error) in [
         (
             "oncebox dev a.wasm --schema nowhere.sql",
@@ -651,19 +654,19 @@ async fn dev_says_what_it_does_not_do_and_what_it_prints_works() {
         ("oncebox dev nothing.wasm", "failed to read the component `nothing.wasm`: No such file"),
         ("oncebox dev --watch nothing", "failed to look into the folder `nothing`: No such file"),
     ] {
-        shell.fails(line, error).await;
+        project.fails(line, error).await;
     }
     assert!(
-        !shell.root.join(".oncebox").exists(),
+        !project.root.join(".oncebox").exists(),
         "something was started before the files were looked at"
     );
 
     let hint = |log: &str| {
         log.lines().find(|line| line.contains("kcat -P")).unwrap_or_default().to_owned()
     };
-    let dev = shell.dev("oncebox dev order.placed=a.wasm --schema schema.sql").await;
-    shell.until_dev_log_has("metrics   http://").await;
-    let log = shell.dev_log();
+    let dev = project.dev("oncebox dev order.placed=a.wasm --schema schema.sql").await;
+    project.until_dev_log_has("metrics   http://").await;
+    let log = project.dev_log();
     assert!(
         !log.contains(":9464") && !log.contains(":9465"),
         "a host's own ports are taken: {log}"
@@ -674,23 +677,23 @@ async fn dev_says_what_it_does_not_do_and_what_it_prints_works() {
     );
     write("schema.sql", "CREATE TABLE said (word text, at timestamptz);");
     let changed = "schema    schema.sql has changed, and the tables stay as they were made";
-    shell.until_dev_log_has(changed).await;
+    project.until_dev_log_has(changed).await;
     write("schema.sql", "CREATE TABLE said (word text);");
-    shell.until_dev_log_has("schema    schema.sql is again what the tables were made of").await;
+    project.until_dev_log_has("schema    schema.sql is again what the tables were made of").await;
 
     // The differences of a shadow that was waited for are those of the next messages.
     let slot = "--tenant dev --consumer dev --event-type order.placed";
-    shell
+    project
         .ok(&format!("oncebox shadow start b.wasm --handler a {slot} --duration-ms 2000 --wait"))
         .await;
     let sent: Vec<_> = (1..=3)
         .map(|number| format!(r#"{{"id":"m-{number}","event_type":"order.placed"}}"#))
         .collect();
     write("three.jsonl", &sent.join("\n"));
-    shell.ok("oncebox send three.jsonl").await;
+    project.ok("oncebox send three.jsonl").await;
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let found = shell.json(&format!("oncebox shadow show {slot}")).await;
+        let found = project.json(&format!("oncebox shadow show {slot}")).await;
         assert!(found["skipped"] == json!([]) && Instant::now() < deadline, "{found}");
         if found["differ"] == 3 {
             break;
@@ -702,7 +705,7 @@ async fn dev_says_what_it_does_not_do_and_what_it_prints_works() {
     // drained. SAFETY: plain system call; the group is that of the process that was started for it.
     assert_eq!(unsafe { libc::kill(-dev.pid(), libc::SIGINT) }, 0);
     let status = tokio::task::spawn_blocking(move || dev.wait(PATIENCE)).await.unwrap();
-    let log = shell.dev_log();
+    let log = project.dev_log();
     assert!(
         status.is_some_and(|status| status.success()) && log.contains("drained"),
         "{status:?}: {log}"
@@ -712,25 +715,25 @@ async fn dev_says_what_it_does_not_do_and_what_it_prints_works() {
     // Changed while nobody looked, and one that is new; another topic.
     write("schema.sql", "CREATE TABLE said (word text, at timestamptz);");
     write("more.sql", "CREATE TABLE heard (word text);");
-    let dev = shell
+    let dev = project
         .dev("oncebox dev order.placed=a.wasm --schema schema.sql --schema more.sql --topic others")
         .await;
-    shell.until_dev_log_has("metrics   http://").await;
-    let log = shell.dev_log();
+    project.until_dev_log_has("metrics   http://").await;
+    let log = project.dev_log();
     assert!(log.contains(changed) && log.contains("applied   more.sql"), "{log}");
     assert!(
         log.contains("topic     others is read from now on, instead of events")
             && hint(&log).contains(" -t others "),
         "{log}"
     );
-    shell.ok(r#"echo '{"id":"m-4","event_type":"order.placed"}' | oncebox send -"#).await;
-    shell.until_dev_says(&["handled   m-4 (order.placed): completed".to_owned()]).await;
+    project.ok(r#"echo '{"id":"m-4","event_type":"order.placed"}' | oncebox send -"#).await;
+    project.until_dev_says(&["handled   m-4 (order.placed): completed".to_owned()]).await;
     let columns = "SELECT count(*)::int FROM information_schema.columns WHERE table_schema = \
         current_schema AND table_name IN ('said', 'heard')";
-    assert_eq!(shell.rows(columns).await, [json!({ "count": 2 })]);
+    assert_eq!(project.rows(columns).await, [json!({ "count": 2 })]);
     assert!(
         dev.end(&[(libc::SIGTERM, PATIENCE)]).is_some_and(|status| status.success()),
         "{}",
-        shell.dev_log()
+        project.dev_log()
     );
 }

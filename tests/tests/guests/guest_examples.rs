@@ -11,7 +11,7 @@ use oncebox_inbox::SessionSettings;
 use oncebox_model::{handler::Handler, record::Record};
 use oncebox_runtime::{HandlerSettings, RuntimeConfig, WasmRuntime};
 use oncebox_tests::inbox::{
-    PlainHandler, PlainHandlers, Row, TestConsumer, World, deliver, execute, record,
+    InboxFixture, PlainHandler, PlainHandlers, Row, TestConsumer, deliver, execute, record,
 };
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Executor};
@@ -21,18 +21,18 @@ retry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }
 limits = { deadline_ms = 20000 }";
 
 /// A tenant with an example's tables, and its handlers by event type.
-struct Stage {
-    world: World,
+struct ExampleFixture {
+    inbox: InboxFixture,
     consumer: TestConsumer,
     handlers: Arc<PlainHandlers>,
 }
 
-impl Stage {
+impl ExampleFixture {
     /// `components` by event type; `*` takes what no other takes.
     async fn new(schema: &str, components: &[(&str, &str)]) -> Self {
-        let world = World::new().await;
-        let tenant = world.tenant("acme", schema).await;
-        let consumer = world.consumer(&tenant, "orders", POLICY).await;
+        let inbox = InboxFixture::new().await;
+        let tenant = inbox.tenant("acme", schema).await;
+        let consumer = inbox.consumer(&tenant, "orders", POLICY).await;
         let runtime =
             WasmRuntime::new(RuntimeConfig { instances_max: 4, ..RuntimeConfig::default() })
                 .unwrap();
@@ -46,12 +46,12 @@ impl Stage {
         let handlers = PlainHandlers::resolving(0, move |event_type| {
             handlers.get(event_type).or_else(|| handlers.get("*")).cloned()
         });
-        Self { world, consumer, handlers }
+        Self { inbox, consumer, handlers }
     }
 
     /// Every record once, by a host of its own.
     async fn deliver(&self, records: &[Record]) {
-        let host = self.world.host_with(
+        let host = self.inbox.host_with(
             &self.consumer,
             self.handlers.clone(),
             &SessionSettings::default(),
@@ -63,24 +63,24 @@ impl Stage {
     /// Twice, the second time at other offsets, as a producer that repeats itself does it.
     async fn deliver_twice(&self, records: &[Record]) {
         self.deliver(records).await;
-        let before = self.world.rows().await;
+        let before = self.inbox.rows().await;
         let again: Vec<_> = records
             .iter()
             .cloned()
             .map(|record| Record { offset: record.offset + 1_000, ..record })
             .collect();
         self.deliver(&again).await;
-        assert_eq!(self.world.rows().await.len(), before.len(), "the second delivery left rows");
+        assert_eq!(self.inbox.rows().await.len(), before.len(), "the second delivery left rows");
     }
 
     async fn row(&self, id: &str) -> Row {
-        self.world.row(&self.consumer, id).await
+        self.inbox.row(&self.consumer, id).await
     }
 
     /// Rows of the tenant's tables, as JSON.
     async fn rows(&self, query: &str) -> Vec<Value> {
         let schema = &self.consumer.tenant.schema_name;
-        let mut connection = self.world.superuser().await;
+        let mut connection = self.inbox.superuser().await;
         connection.execute(AssertSqlSafe(format!("SET search_path = {schema}"))).await.unwrap();
         sqlx::query_scalar(AssertSqlSafe(format!("SELECT to_jsonb(x) FROM ({query}) x")))
             .fetch_all(&mut connection)
@@ -118,7 +118,7 @@ async fn load(runtime: &WasmRuntime, name: &str, consumer: &TestConsumer) -> Arc
     ))
 }
 
-/// The component, with the row that [`World::finish`] counts its effects by.
+/// The component, with the row that [`InboxFixture::finish`] counts its effects by.
 fn with_effect(component: Arc<dyn Handler>) -> Arc<dyn Handler> {
     PlainHandler::new(1, move |tx, run| {
         let component = component.clone();
@@ -148,7 +148,8 @@ async fn inventory_is_reserved_once_and_too_little_is_an_answer() {
         "{} INSERT INTO stock VALUES ('apple', 10);",
         include_str!("../../../guest-examples/inventory-reservation/schema.sql")
     );
-    let stage = Stage::new(&schema, &[("inventory.reserve", "inventory-reservation")]).await;
+    let fixture =
+        ExampleFixture::new(&schema, &[("inventory.reserve", "inventory-reservation")]).await;
     let reserve = |offset, id: &str, quantity: i64| {
         event(
             offset,
@@ -157,11 +158,11 @@ async fn inventory_is_reserved_once_and_too_little_is_an_answer() {
             &json!({ "reservation_id": format!("r-{id}"), "order_id": "o-1", "sku": "apple", "quantity": quantity }).to_string(),
         )
     };
-    let stock = async || stage.rows("SELECT sku, available FROM stock").await;
+    let stock = async || fixture.rows("SELECT sku, available FROM stock").await;
 
     // First delivery: one effect, one completed row with the answer.
-    stage.deliver(&[reserve(0, "msg-abc-123", 3)]).await;
-    let first = stage.row("msg-abc-123").await;
+    fixture.deliver(&[reserve(0, "msg-abc-123", 3)]).await;
+    let first = fixture.row("msg-abc-123").await;
     assert_eq!(
         (first.state(), first.result.clone()),
         (("completed", None, 1), Some(json!({ "status": "reserved" })))
@@ -171,19 +172,19 @@ async fn inventory_is_reserved_once_and_too_little_is_an_answer() {
     ];
     let reservations =
         "SELECT reservation_id, order_id, sku, quantity FROM inventory_reservations ORDER BY 1";
-    assert_eq!(stage.rows(reservations).await, reservation);
+    assert_eq!(fixture.rows(reservations).await, reservation);
     assert_eq!(stock().await, [json!({ "sku": "apple", "available": 7 })]);
 
     // Second delivery, of the same record and of a copy: acked, and nothing changes.
-    stage.deliver(&[reserve(0, "msg-abc-123", 3), reserve(1, "msg-abc-123", 3)]).await;
+    fixture.deliver(&[reserve(0, "msg-abc-123", 3), reserve(1, "msg-abc-123", 3)]).await;
     // S4-010.
-    assert_eq!(stage.row("msg-abc-123").await, first);
-    assert_eq!(stage.rows(reservations).await, reservation);
+    assert_eq!(fixture.row("msg-abc-123").await, first);
+    assert_eq!(fixture.rows(reservations).await, reservation);
     assert_eq!(stock().await, [json!({ "sku": "apple", "available": 7 })]);
 
     // Too little: completed, nothing written, and the answer is kept. Then what is left, to the
     // last.
-    stage
+    fixture
         .deliver_twice(&[
             reserve(2, "msg-too-many", 8),
             reserve(3, "msg-rest", 7),
@@ -192,24 +193,24 @@ async fn inventory_is_reserved_once_and_too_little_is_an_answer() {
         ])
         .await;
     // S0-038.
-    stage
+    fixture
         .check("msg-too-many", "completed", None, Some(json!({ "status": "insufficient_stock" })))
         .await;
-    stage.check("msg-rest", "completed", None, Some(json!({ "status": "reserved" }))).await;
-    stage
+    fixture.check("msg-rest", "completed", None, Some(json!({ "status": "reserved" }))).await;
+    fixture
         .check("msg-none", "completed", None, Some(json!({ "status": "insufficient_stock" })))
         .await;
-    stage.check("msg-zero", "failed_terminal", Some("reject"), None).await;
-    assert_eq!(stage.rows(reservations).await.len(), 2);
+    fixture.check("msg-zero", "failed_terminal", Some("reject"), None).await;
+    assert_eq!(fixture.rows(reservations).await.len(), 2);
     assert_eq!(stock().await, [json!({ "sku": "apple", "available": 0 })]);
-    stage.world.finish().await;
+    fixture.inbox.finish().await;
 }
 
 /// What could go wrong: an effect without its inbox row or the other way round; two messages that
 /// mean the same order ship twice. S2-006, S2-007, S3-002, S4-011.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_order_is_shipped_once_whatever_its_messages_are_called() {
-    let stage = Stage::new(
+    let fixture = ExampleFixture::new(
         include_str!("../../../guest-examples/fulfilment/schema.sql"),
         &[("order.placed", "fulfilment")],
     )
@@ -222,7 +223,7 @@ async fn an_order_is_shipped_once_whatever_its_messages_are_called() {
             &json!({ "order_id": order, "warehouse": "north", "units": units }).to_string(),
         )
     };
-    stage
+    fixture
         .deliver_twice(&[
             order(0, "m-1", "o-1", 3),
             order(1, "m-2", "o-1", 3),
@@ -230,26 +231,26 @@ async fn an_order_is_shipped_once_whatever_its_messages_are_called() {
             order(3, "m-4", "o-3", 0),
         ])
         .await;
-    stage.check("m-1", "completed", None, Some(json!({ "status": "shipped" }))).await;
-    stage.check("m-2", "completed", None, Some(json!({ "status": "already_shipped" }))).await;
-    stage.check("m-3", "completed", None, Some(json!({ "status": "shipped" }))).await;
-    stage.check("m-4", "failed_terminal", Some("reject"), None).await;
+    fixture.check("m-1", "completed", None, Some(json!({ "status": "shipped" }))).await;
+    fixture.check("m-2", "completed", None, Some(json!({ "status": "already_shipped" }))).await;
+    fixture.check("m-3", "completed", None, Some(json!({ "status": "shipped" }))).await;
+    fixture.check("m-4", "failed_terminal", Some("reject"), None).await;
     // S2-006, S2-007, S3-002, S4-011.
     assert_eq!(
-        stage.rows("SELECT order_id, message_id, units FROM shipments ORDER BY 1").await,
+        fixture.rows("SELECT order_id, message_id, units FROM shipments ORDER BY 1").await,
         [
             json!({ "order_id": "o-1", "message_id": "m-1", "units": 3 }),
             json!({ "order_id": "o-2", "message_id": "m-3", "units": 4 }),
         ]
     );
     assert_eq!(
-        stage.rows("SELECT * FROM fulfilment_totals").await,
+        fixture.rows("SELECT * FROM fulfilment_totals").await,
         [json!({ "warehouse": "north", "shipments": 2, "units": 7 })]
     );
     // The row says which version did it, and that it was run once.
-    let row = stage.row("m-1").await;
+    let row = fixture.row("m-1").await;
     assert_eq!((row.attempts, row.version_id, row.processed), (1, Some(1), true));
-    stage.world.finish().await;
+    fixture.inbox.finish().await;
 }
 
 /// What could go wrong: an amount loses digits, an effect that is not idempotent happens twice, or
@@ -261,12 +262,12 @@ async fn payments_are_booked_to_the_last_digit() {
         "{} INSERT INTO account VALUES ('old', 0.1);",
         include_str!("../../../guest-examples/ledger/schema.sql")
     );
-    let stage = Stage::new(&schema, &[("payment.captured", "ledger")]).await;
+    let fixture = ExampleFixture::new(&schema, &[("payment.captured", "ledger")]).await;
     let payment = |offset, id: &str, payload: Value| {
         event(offset, id, "payment.captured", &payload.to_string())
     };
     let empty = Record { payload: None, ..payment(9, "tombstone", Value::Null) };
-    stage
+    fixture
         .deliver_twice(&[
             payment(0, "tenth", json!({ "account": "old", "amount": "0.2" })),
             payment(1, "opens", json!({ "account": "new", "amount": "12.50", "open_account": true })),
@@ -283,9 +284,9 @@ async fn payments_are_booked_to_the_last_digit() {
             payment(11, "nul", json!({ "account": "\0", "amount": "1", "open_account": true })),
         ])
         .await;
-    stage.check("tenth", "completed", None, Some(json!({ "balance": "0.3" }))).await;
-    stage.check("opens", "completed", None, Some(json!({ "balance": "12.50" }))).await;
-    stage
+    fixture.check("tenth", "completed", None, Some(json!({ "balance": "0.3" }))).await;
+    fixture.check("opens", "completed", None, Some(json!({ "balance": "12.50" }))).await;
+    fixture
         .check(
             "opens again",
             "completed",
@@ -293,18 +294,18 @@ async fn payments_are_booked_to_the_last_digit() {
             Some(json!({ "balance": "12345678901234567902.623456789" })),
         )
         .await;
-    stage.check("unknown account", "parked", Some("park"), None).await;
+    fixture.check("unknown account", "parked", Some("park"), None).await;
     assert_eq!(
-        stage.row("unknown account").await.last_error.as_deref(),
+        fixture.row("unknown account").await.last_error.as_deref(),
         Some("no account `nobody`")
     );
     for rejected in ["negative", "float", "NaN", "no account", "no JSON", "tombstone", "unicode"] {
-        stage.check(rejected, "failed_terminal", Some("reject"), None).await;
+        fixture.check(rejected, "failed_terminal", Some("reject"), None).await;
     }
     // What PostgreSQL's text cannot hold is not the handler's decision: it is tried again.
-    assert_eq!(stage.row("nul").await.status, "failed_retryable");
+    assert_eq!(fixture.row("nul").await.status, "failed_retryable");
     assert_eq!(
-        stage
+        fixture
             .rows("SELECT message_id, account, amount::text FROM ledger_entry ORDER BY entry")
             .await,
         [
@@ -314,13 +315,13 @@ async fn payments_are_booked_to_the_last_digit() {
         ]
     );
     assert_eq!(
-        stage.rows("SELECT account, balance::text FROM account ORDER BY 1").await,
+        fixture.rows("SELECT account, balance::text FROM account ORDER BY 1").await,
         [
             json!({ "account": "new", "balance": "12345678901234567902.623456789" }),
             json!({ "account": "old", "balance": "0.3" }),
         ]
     );
-    stage.world.finish().await;
+    fixture.inbox.finish().await;
 }
 
 /// What could go wrong: an instance whose memory is full, or just not, loses or mixes up what it
@@ -332,7 +333,7 @@ async fn orders_of_any_size_are_booked_one_by_one_and_together() {
             "{} INSERT INTO account (id) VALUES (17);",
             include_str!("../../../guest-examples/order/schema.sql")
         );
-        let stage = Stage::new(&schema, &[("order.placed", component)]).await;
+        let fixture = ExampleFixture::new(&schema, &[("order.placed", component)]).await;
         let sizes =
             [0_usize, 1, 1_000, 60_000, 100_000, 131_072, 200_000, 262_144, 400_000, 900_000];
         let order = |(offset, size): (usize, &usize)| {
@@ -340,8 +341,8 @@ async fn orders_of_any_size_are_booked_one_by_one_and_together() {
             let payload = json!({ "order_id": format!("o-{offset}"), "account": account, "amount": 1, "note": "né".repeat(*size) });
             event(offset as i64, &format!("m-{offset}"), "order.placed", &payload.to_string())
         };
-        stage.deliver_twice(&sizes.iter().enumerate().map(order).collect::<Vec<_>>()).await;
-        stage.check("m-3", "failed_terminal", Some("reject"), None).await;
+        fixture.deliver_twice(&sizes.iter().enumerate().map(order).collect::<Vec<_>>()).await;
+        fixture.check("m-3", "failed_terminal", Some("reject"), None).await;
         let booked = "SELECT id, length(note) AS length, note = repeat('né', length(note) / 2) AS \
             whole FROM orders ORDER BY length";
         let expected = sizes.iter().enumerate().filter(|(offset, _)| *offset != 3);
@@ -349,12 +350,12 @@ async fn orders_of_any_size_are_booked_one_by_one_and_together() {
             .map(|(n, size)| json!({ "id": format!("o-{n}"), "length": 2 * size, "whole": true }))
             .collect();
         // S0-036, S3-011.
-        assert_eq!(stage.rows(booked).await, expected, "{component}");
+        assert_eq!(fixture.rows(booked).await, expected, "{component}");
         assert_eq!(
-            stage.rows("SELECT * FROM account").await,
+            fixture.rows("SELECT * FROM account").await,
             [json!({ "id": 17, "balance": 9, "n": 9 })]
         );
-        stage.world.finish().await;
+        fixture.inbox.finish().await;
     }
 }
 
@@ -365,13 +366,13 @@ async fn an_order_is_booked_once_or_not_at_all() {
         "{} INSERT INTO account (id) VALUES (17);",
         include_str!("../../../guest-examples/order/schema.sql")
     );
-    let stage = Stage::new(&schema, &[("order.placed", "order")]).await;
+    let fixture = ExampleFixture::new(&schema, &[("order.placed", "order")]).await;
     let order = |offset, id: &str, order: &str, account: i64| {
         let payload =
             json!({ "order_id": order, "account": account, "amount": 250, "note": "a gift" });
         event(offset, id, "order.placed", &payload.to_string())
     };
-    stage
+    fixture
         .deliver_twice(&[
             order(0, "first", "o-1", 17),
             order(1, "second", "o-2", 17),
@@ -387,29 +388,29 @@ async fn an_order_is_booked_once_or_not_at_all() {
         ])
         .await;
     for booked in ["first", "second"] {
-        stage.check(booked, "completed", None, None).await;
+        fixture.check(booked, "completed", None, None).await;
     }
     for rejected in ["unknown account", "malformed", "too wide"] {
-        stage.check(rejected, "failed_terminal", Some("reject"), None).await;
+        fixture.check(rejected, "failed_terminal", Some("reject"), None).await;
     }
-    assert_eq!(stage.row("unknown account").await.last_error.as_deref(), Some("no account 18"));
+    assert_eq!(fixture.row("unknown account").await.last_error.as_deref(), Some("no account 18"));
     let malformed = "malformed payload: missing field `amount` at line 1 column 34";
-    assert_eq!(stage.row("malformed").await.last_error.as_deref(), Some(malformed));
+    assert_eq!(fixture.row("malformed").await.last_error.as_deref(), Some(malformed));
     // Another message for an order that is there: the handler has no answer to it, so its error is
     // the reason.
-    stage.check("the first again", "failed_retryable", Some("sql_error:23505"), None).await;
+    fixture.check("the first again", "failed_retryable", Some("sql_error:23505"), None).await;
     assert_eq!(
-        stage.rows("SELECT id, account, amount, note FROM orders ORDER BY 1").await,
+        fixture.rows("SELECT id, account, amount, note FROM orders ORDER BY 1").await,
         [
             json!({ "id": "o-1", "account": 17, "amount": 250, "note": "a gift" }),
             json!({ "id": "o-2", "account": 17, "amount": 250, "note": "a gift" }),
         ]
     );
     assert_eq!(
-        stage.rows("SELECT * FROM account").await,
+        fixture.rows("SELECT * FROM account").await,
         [json!({ "id": 17, "balance": 500, "n": 2 })]
     );
-    stage.world.finish().await;
+    fixture.inbox.finish().await;
 }
 
 /// The newest time and state that were named, and the number of events.
@@ -473,8 +474,9 @@ async fn every_github_webhook_has_its_effect_once() {
         ("com.github.pull_request", "github-pull-requests"),
         ("*", "github-audit"),
     ];
-    let stage =
-        Stage::new(include_str!("../../../guest-examples/github-schema.sql"), &components).await;
+    let fixture =
+        ExampleFixture::new(include_str!("../../../guest-examples/github-schema.sql"), &components)
+            .await;
     let (mut expected, mut records) = (Expected::default(), Vec::new());
     for (offset, line) in
         (0..).zip(include_str!("../../../guest-examples/data/github-webhooks.jsonl").lines())
@@ -498,19 +500,19 @@ async fn every_github_webhook_has_its_effect_once() {
             "the data holds no `{event_type}`"
         );
     }
-    stage.deliver_twice(&records).await;
+    fixture.deliver_twice(&records).await;
 
-    let completed = stage
-        .world
+    let completed = fixture
+        .inbox
         .number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed' AND attempts = 1")
         .await;
     assert_eq!(
         completed,
         records.len() as i64,
         "{:#?}",
-        stage.world.rows().await.iter().find(|row| row.status != "completed")
+        fixture.inbox.rows().await.iter().find(|row| row.status != "completed")
     );
-    let audit = stage
+    let audit = fixture
         .rows(
             "SELECT delivery, event, action, repository, count(*) AS n FROM audit \
         GROUP BY 1, 2, 3, 4",
@@ -532,7 +534,7 @@ async fn every_github_webhook_has_its_effect_once() {
     }).collect();
     assert!(!activity.is_empty());
     assert_eq!(
-        stage
+        fixture
             .rows("SELECT repository, commits, pushes, stars FROM repository_activity ORDER BY 1")
             .await,
         activity
@@ -544,7 +546,7 @@ async fn every_github_webhook_has_its_effect_once() {
         }).collect();
         assert!(!progress.is_empty());
         assert_eq!(
-            stage
+            fixture
                 .rows(&format!(
                     "SELECT repository, number, state, events FROM {kind} ORDER BY 1, 2"
                 ))
@@ -552,5 +554,5 @@ async fn every_github_webhook_has_its_effect_once() {
             progress
         );
     }
-    stage.world.finish().await;
+    fixture.inbox.finish().await;
 }

@@ -12,7 +12,7 @@ use oncebox_inbox::SessionSettings;
 use oncebox_model::{handler::Handler, record::Record};
 use oncebox_runtime::{HandlerSettings, RuntimeConfig, WasmRuntime};
 use oncebox_tests::inbox::{
-    PlainHandler, PlainHandlers, Row, TestConsumer, World, deliver, execute, record,
+    InboxFixture, PlainHandler, PlainHandlers, Row, TestConsumer, deliver, execute, record,
 };
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
@@ -23,24 +23,24 @@ limits = { deadline_ms = 20000 }";
 const SCHEMA: &str = include_str!("../../../guest-examples/languages/schema.sql");
 
 /// A tenant with the example's tables, and one component that takes every message.
-struct Stage {
-    world: World,
+struct LanguageFixture {
+    inbox: InboxFixture,
     consumer: TestConsumer,
     handlers: Arc<PlainHandlers>,
 }
 
-impl Stage {
+impl LanguageFixture {
     async fn new(component: &str) -> Self {
-        let world = World::new().await;
-        let tenant = world.tenant("acme", SCHEMA).await;
-        let consumer = world.consumer(&tenant, "orders", POLICY).await;
+        let inbox = InboxFixture::new().await;
+        let tenant = inbox.tenant("acme", SCHEMA).await;
+        let consumer = inbox.consumer(&tenant, "orders", POLICY).await;
         let handlers = PlainHandlers::of(with_effect(load(component, &consumer).await));
-        Self { world, consumer, handlers }
+        Self { inbox, consumer, handlers }
     }
 
     /// Every record once, by a host of its own.
     async fn deliver(&self, records: &[Record]) {
-        let host = self.world.host_with(
+        let host = self.inbox.host_with(
             &self.consumer,
             self.handlers.clone(),
             &SessionSettings::default(),
@@ -50,7 +50,7 @@ impl Stage {
     }
 
     async fn row(&self, id: &str) -> Row {
-        self.world.row(&self.consumer, id).await
+        self.inbox.row(&self.consumer, id).await
     }
 
     async fn check(&self, id: &str, status: &str, reason: Option<&str>, text: &str) {
@@ -71,7 +71,7 @@ impl Stage {
     /// Rows of the tenant's tables, as JSON.
     async fn rows(&self, query: &str) -> Vec<Value> {
         let text = format!("SET search_path = {}; ", self.consumer.tenant.schema_name);
-        let mut connection = self.world.superuser().await;
+        let mut connection = self.inbox.superuser().await;
         sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut connection).await.unwrap();
         sqlx::query_scalar(AssertSqlSafe(format!("SELECT to_jsonb(x) FROM ({query}) x")))
             .fetch_all(&mut connection)
@@ -110,7 +110,7 @@ async fn load(component: &str, consumer: &TestConsumer) -> Arc<dyn Handler> {
     ))
 }
 
-/// The component, with the row that [`World::finish`] counts its effects by.
+/// The component, with the row that [`InboxFixture::finish`] counts its effects by.
 fn with_effect(component: Arc<dyn Handler>) -> Arc<dyn Handler> {
     PlainHandler::new(1, move |tx, run| {
         let component = component.clone();
@@ -157,7 +157,7 @@ const MALFORMED: &[(&str, &str)] = &[
 /// What could go wrong: a redelivery books twice, a text or a number is not the one that was sent,
 /// a business "no" looks like a bug and is tried for ever, or its statements stay.
 async fn check_example(language: &str) {
-    let stage = Stage::new(language).await;
+    let fixture = LanguageFixture::new(language).await;
     let note = "größer \u{1f980} \"quoted\" \\ \n';--";
     let mut records = vec![
         order(0, "first", &placed("o-1", 17, 250, note)),
@@ -169,30 +169,30 @@ async fn check_example(language: &str) {
         Record { payload: Some(b"{\"order_id\":\"\xff\"}".to_vec()), ..order(6, "no UTF-8", "") },
     ];
     records.extend((7..).zip(MALFORMED).map(|(offset, (id, payload))| order(offset, id, payload)));
-    stage.deliver(&records).await;
-    let before = stage.world.rows().await;
+    fixture.deliver(&records).await;
+    let before = fixture.inbox.rows().await;
     // Again, at other offsets: as a producer that repeats itself does it.
     let again: Vec<_> = records
         .iter()
         .cloned()
         .map(|record| Record { offset: record.offset + 1_000, ..record })
         .collect();
-    stage.deliver(&again).await;
-    assert_eq!(stage.world.rows().await.len(), before.len(), "the second delivery left rows");
+    fixture.deliver(&again).await;
+    assert_eq!(fixture.inbox.rows().await.len(), before.len(), "the second delivery left rows");
 
     for id in ["first", "large", "negative"] {
-        stage.check(id, "completed", None, "").await;
-        assert_eq!(stage.row(id).await.result, None, "`{id}`");
+        fixture.check(id, "completed", None, "").await;
+        assert_eq!(fixture.row(id).await.result, None, "`{id}`");
     }
-    stage.check("no account", "failed_terminal", Some("reject"), "no account 999").await;
+    fixture.check("no account", "failed_terminal", Some("reject"), "no account 999").await;
     for id in ["tombstone", "no UTF-8"].into_iter().chain(MALFORMED.iter().map(|(id, _)| *id)) {
-        stage.check(id, "failed_terminal", Some("reject"), "payload").await;
+        fixture.check(id, "failed_terminal", Some("reject"), "payload").await;
     }
     // What only the database can say is no decision of the handler: tried again, with PostgreSQL's
     // words.
-    stage.check("same order", "failed_retryable", Some("sql_error:23505"), "orders_pkey").await;
+    fixture.check("same order", "failed_retryable", Some("sql_error:23505"), "orders_pkey").await;
     assert_eq!(
-        stage.rows("SELECT * FROM orders ORDER BY id").await,
+        fixture.rows("SELECT * FROM orders ORDER BY id").await,
         [
             json!({ "id": "o-1", "account": 17, "amount": 250, "note": note }),
             json!({ "id": "o-2", "account": 17, "amount": 9_007_199_254_740_741_i64, "note": "" }),
@@ -200,21 +200,21 @@ async fn check_example(language: &str) {
         ]
     );
     assert_eq!(
-        stage.rows("SELECT * FROM account WHERE n <> 0 OR balance <> 0 ORDER BY id").await,
+        fixture.rows("SELECT * FROM account WHERE n <> 0 OR balance <> 0 ORDER BY id").await,
         [
             json!({ "id": 3, "balance": -5, "n": 1 }),
             json!({ "id": 17, "balance": 9_007_199_254_740_991_i64, "n": 2 })
         ]
     );
-    stage.world.finish().await;
+    fixture.inbox.finish().await;
 }
 
 /// What could go wrong: a bug in a handler leaves "unreachable" and nothing to go by, or what it
 /// wrote before.
 async fn check_crash(component: &str, text: &str) {
-    let stage = Stage::new(component).await;
-    stage.deliver(&[order(0, "crash", &placed("o-1", 17, 250, ""))]).await;
-    let row = stage.row("crash").await;
+    let fixture = LanguageFixture::new(component).await;
+    fixture.deliver(&[order(0, "crash", &placed("o-1", 17, 250, ""))]).await;
+    let row = fixture.row("crash").await;
     println!(
         "{component}: {} {:?}: {}",
         row.status,
@@ -227,8 +227,8 @@ async fn check_crash(component: &str, text: &str) {
         "{:?} lacks `{text}`",
         row.last_error
     );
-    assert!(stage.rows("SELECT * FROM orders").await.is_empty());
-    stage.world.finish().await;
+    assert!(fixture.rows("SELECT * FROM orders").await.is_empty());
+    fixture.inbox.finish().await;
 }
 
 macro_rules! languages {

@@ -11,6 +11,7 @@ use std::{
 use oncebox_tests::{
     postgres::{create_database, drop_database},
     services::target_dir,
+    temp_dir::TempDir,
 };
 
 fn root() -> PathBuf {
@@ -75,23 +76,13 @@ fn the_harness_has_the_hosts_own_rules() {
 /// They find their database by themselves.
 #[test]
 fn a_new_rust_project_passes_its_tests() {
-    let folder =
-        Folder(std::env::temp_dir().join(format!("oncebox-guest-sdk-{}", std::process::id())));
-    let project = folder.0.join("my-handler");
+    let folder = TempDir::new("guest-sdk");
+    let project = folder.path().join("my-handler");
     copy(&root().join("host/server/templates/rust"), &project);
     copy(&root().join("guest-examples/guest"), &project.join("oncebox-guest"));
     // The versions that are built already.
     fs::copy(root().join("guest-examples/Cargo.lock"), project.join("Cargo.lock")).unwrap();
     cargo(&project, &["test"], None);
-}
-
-/// A folder of our own that goes away with the test.
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 /// A folder's files, with the names in them filled in.

@@ -8,7 +8,7 @@ use oncebox_inbox::{
     retry::{self, backlog, poller},
 };
 use oncebox_model::MessageStatus;
-use oncebox_tests::inbox::{TestConsumer, World, deliver, record};
+use oncebox_tests::inbox::{InboxFixture, TestConsumer, deliver, record};
 use sqlx::{Executor, Row};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -19,19 +19,19 @@ const SESSIONS: &str = "SELECT count(*) FROM pg_stat_activity WHERE usename LIKE
     datname = current_database()";
 
 /// A host whose workers are told what is due.
-struct Told {
+struct NotifiedHost {
     inbox: Arc<ConsumerInbox>,
     budget: Arc<Budget>,
     stop: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
 }
 
-impl Told {
-    fn start(world: &World, consumer: &TestConsumer) -> Self {
+impl NotifiedHost {
+    fn start(fixture: &InboxFixture, consumer: &TestConsumer) -> Self {
         let (budget, stop, due_poller) =
             (Budget::new(8), CancellationToken::new(), Arc::new(DuePoller::default()));
         let sessions = Sessions::of(
-            world.admin.session_target(&consumer.tenant).unwrap(),
+            fixture.admin.session_target(&consumer.tenant).unwrap(),
             &SessionSettings::default(),
             budget.clone(),
         );
@@ -43,7 +43,7 @@ impl Told {
             consumer.policy.clone(),
             "told".to_owned(),
             sessions,
-            world.scripts(),
+            fixture.scripts(),
         );
         due_poller.watch_consumer(&inbox);
         let mut tasks: Vec<_> =
@@ -67,63 +67,63 @@ impl Told {
 /// connection while they wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_at_rest_are_told_of_whatever_becomes_due() {
-    let world = World::new().await;
-    let consumer = world.simple("", &format!("ack = 'after_insert'\n{QUICK}")).await;
-    let told = Told::start(&world, &consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", &format!("ack = 'after_insert'\n{QUICK}")).await;
+    let notified = NotifiedHost::start(&fixture, &consumer);
     tokio::time::sleep(Duration::from_millis(1_500)).await;
-    assert_eq!(world.number(SESSIONS).await, 0, "workers with nothing to do opened a connection");
+    assert_eq!(fixture.number(SESSIONS).await, 0, "workers with nothing to do opened a connection");
 
     // Left by another host: new ones, and some that fail at first.
     let log: Vec<_> = (0..20)
         .map(|n| record(n, &format!("m{n}"), if n % 2 == 0 { "" } else { "before 3 trap" }))
         .collect();
-    deliver(&world.host(&consumer), &log).await;
-    world.until("SELECT count(*) = 20 FROM oncebox.inbox WHERE status = 'completed'").await;
+    deliver(&fixture.host(&consumer), &log).await;
+    fixture.until("SELECT count(*) = 20 FROM oncebox.inbox WHERE status = 'completed'").await;
 
     // Stored by this host.
-    deliver(&told.inbox, &[record(20, "own", "")]).await;
-    world.until("SELECT count(*) = 21 FROM oncebox.inbox WHERE status = 'completed'").await;
+    deliver(&notified.inbox, &[record(20, "own", "")]).await;
+    fixture.until("SELECT count(*) = 21 FROM oncebox.inbox WHERE status = 'completed'").await;
 
     // A lease that ran out, and something that a person made due.
     deliver(
-        &world.host(&consumer),
+        &fixture.host(&consumer),
         &[record(21, "rejected", "before 2 reject"), record(22, "lost", "")],
     )
     .await;
-    world.until("SELECT count(*) = 22 FROM oncebox.inbox WHERE status = 'completed'").await;
-    world
+    fixture.until("SELECT count(*) = 22 FROM oncebox.inbox WHERE status = 'completed'").await;
+    fixture
         .execute(
             "UPDATE oncebox.inbox SET status = 'in_progress', next_attempt_at = NULL, processed_at \
                 = NULL, locked_until = now() + interval '2 s', \
              locked_by = 'gone', epoch = epoch + 1 WHERE message_id = 'rejected'",
         )
         .await;
-    world.until("SELECT count(*) = 23 FROM oncebox.inbox WHERE status = 'completed'").await;
+    fixture.until("SELECT count(*) = 23 FROM oncebox.inbox WHERE status = 'completed'").await;
 
-    assert!(told.budget.in_use() > 0);
+    assert!(notified.budget.in_use() > 0);
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(
-        told.budget.close_unused(Duration::from_secs(60)).await,
+        notified.budget.close_unused(Duration::from_secs(60)).await,
         0,
         "one that was just used"
     );
-    assert!(told.budget.close_unused(Duration::from_millis(50)).await > 0);
-    assert_eq!(told.budget.in_use(), 0);
-    told.end().await;
-    world.finish().await;
+    assert!(notified.budget.close_unused(Duration::from_millis(50)).await > 0);
+    assert_eq!(notified.budget.in_use(), 0);
+    notified.end().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: to count what is open, what completed is read too.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_open_is_counted_by_index() {
-    let world = World::new().await;
-    let consumer = world.simple("", "retry = { attempts_max = 1 }").await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "retry = { attempts_max = 1 }").await;
     let log: Vec<_> = (0..30)
         .map(|n| record(n, &format!("m{n}"), if n % 3 == 0 { "park" } else { "reject" }))
         .collect();
-    deliver(&world.host(&consumer), &log).await;
+    deliver(&fixture.host(&consumer), &log).await;
     let id = consumer.row.consumer_id;
-    world
+    fixture
         .execute(format!(
             "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, \
                 partition, \"offset\", \
@@ -133,7 +133,7 @@ async fn what_is_open_is_counted_by_index() {
         ))
         .await;
     let asked: Vec<_> = (id..id + 100).map(|id| (id, consumer.policy.retention.class())).collect();
-    let backlogs = backlog::backlogs(&world.pool, &asked, 1_000).await.unwrap();
+    let backlogs = backlog::backlogs(&fixture.pool, &asked, 1_000).await.unwrap();
     assert_eq!(
         (
             backlogs[0].messages(MessageStatus::Parked),
@@ -144,7 +144,7 @@ async fn what_is_open_is_counted_by_index() {
     );
     assert!(backlogs.len() == 100 && backlogs[1..].iter().all(|backlog| backlog.open.is_empty()));
 
-    let mut tx = world.pool.begin().await.unwrap();
+    let mut tx = fixture.pool.begin().await.unwrap();
     tx.execute(sqlx::raw_sql(backlog::SETTINGS)).await.unwrap();
     let (ids, classes): (Vec<i32>, Vec<i16>) = asked.into_iter().unzip();
     let explain = format!("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {}", backlog::OPEN);
@@ -164,35 +164,40 @@ async fn what_is_open_is_counted_by_index() {
     );
     assert!(!text.contains("Rows Removed"), "{text}");
     drop(tx);
-    world.execute("DELETE FROM oncebox.inbox").await;
-    world.finish().await;
+    fixture.execute("DELETE FROM oncebox.inbox").await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: the look at what is due reads more the more there is, or plans without its
 /// indexes.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_look_at_what_is_due_is_the_head_of_an_index() {
-    let world = World::new().await;
-    let consumer = world.simple("", "ack = 'after_insert'").await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "ack = 'after_insert'").await;
     let log: Vec<_> = (0..300).map(|n| record(n, &format!("m{n}"), "")).collect();
-    deliver(&world.host(&consumer), &log).await;
+    deliver(&fixture.host(&consumer), &log).await;
     let id = consumer.row.consumer_id;
     let asked: Vec<_> = (id..id + 500).map(|id| (id, 2)).collect();
-    assert!(poller::due(&world.pool, &asked).await.unwrap().is_empty(), "another retention class");
+    assert!(
+        poller::due(&fixture.pool, &asked).await.unwrap().is_empty(),
+        "another retention class"
+    );
     let asked: Vec<_> = (id..id + 500).map(|id| (id, consumer.policy.retention.class())).collect();
-    assert_eq!(poller::due(&world.pool, &asked).await.unwrap(), [(id, 0)]);
-    world.execute("UPDATE oncebox.inbox SET next_attempt_at = now() + interval '10 minutes'").await;
-    assert!(poller::due(&world.pool, &asked).await.unwrap().is_empty(), "not for a while");
-    world
+    assert_eq!(poller::due(&fixture.pool, &asked).await.unwrap(), [(id, 0)]);
+    fixture
+        .execute("UPDATE oncebox.inbox SET next_attempt_at = now() + interval '10 minutes'")
+        .await;
+    assert!(poller::due(&fixture.pool, &asked).await.unwrap().is_empty(), "not for a while");
+    fixture
         .execute(
             "UPDATE oncebox.inbox SET next_attempt_at = now() + interval '500 ms' WHERE \
         message_id = 'm7'",
         )
         .await;
-    let found = poller::due(&world.pool, &asked).await.unwrap();
+    let found = poller::due(&fixture.pool, &asked).await.unwrap();
     assert!(found.len() == 1 && found[0].0 == id && (1..=500).contains(&found[0].1), "{found:?}");
 
-    let mut tx = world.pool.begin().await.unwrap();
+    let mut tx = fixture.pool.begin().await.unwrap();
     tx.execute(sqlx::raw_sql(backlog::SETTINGS)).await.unwrap();
     let (ids, classes): (Vec<i32>, Vec<i16>) = asked.into_iter().unzip();
     let explain = format!("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {}", poller::DUE);
@@ -214,6 +219,6 @@ async fn the_look_at_what_is_due_is_the_head_of_an_index() {
     });
     assert!(read.count() <= 1, "{text}");
     drop(tx);
-    world.execute("DELETE FROM oncebox.inbox").await;
-    world.finish().await;
+    fixture.execute("DELETE FROM oncebox.inbox").await;
+    fixture.finish().await;
 }

@@ -7,7 +7,7 @@ use std::{net::SocketAddr, time::Instant};
 use anyhow::{Result, ensure};
 use oncebox_control::NewDeployment;
 use oncebox_tests::{
-    host::{DEADLINE, HostProcess, Options, Scenario, aside},
+    host::{DEADLINE, HostFixture, HostProcess, Options, aside},
     kafka::KafkaServer,
     load::{Load, Work},
     proxy::Proxy,
@@ -28,9 +28,9 @@ async fn until(what: &str, mut reached: impl AsyncFnMut() -> bool) -> Result<()>
 }
 
 /// Waits until everything that is in the topic is acked.
-async fn acked(scenario: &Scenario) -> Result<()> {
+async fn acked(fixture: &HostFixture) -> Result<()> {
     until("everything is acked", async || {
-        scenario
+        fixture
             .positions()
             .await
             .is_ok_and(|positions| positions.values().all(|(committed, end)| committed == end))
@@ -64,17 +64,17 @@ async fn made_again(old: usize, host: Host, partitions: i32, options: Options) -
     let idle_after_ms = if host == Host::Rests { 500 } else { 0 };
     // One that stands still is not taken for dead.
     let session_timeout_ms = if host == Host::Frozen { 60_000 } else { options.session_timeout_ms };
-    let scenario = Scenario::with(Options {
+    let fixture = HostFixture::with(Options {
         static_members: false,
         idle_after_ms,
         session_timeout_ms,
         ..options.clone()
     })
     .await?;
-    scenario.send(&Load::of(vec![Work::Pay; old]).named("old")).await?;
-    let mut process: Option<HostProcess> = Some(scenario.start_ready("a", &[]).await?);
-    scenario.until(EFFECTS, old as i64).await?;
-    acked(&scenario).await?;
+    fixture.send(&Load::of(vec![Work::Pay; old]).named("old")).await?;
+    let mut process: Option<HostProcess> = Some(fixture.start_ready("a", &[]).await?);
+    fixture.until(EFFECTS, old as i64).await?;
+    acked(&fixture).await?;
     if host != Host::Rests {
         let running = process.as_ref().unwrap();
         until("it has its partitions", async || {
@@ -82,7 +82,7 @@ async fn made_again(old: usize, host: Host, partitions: i32, options: Options) -
         })
         .await?;
     }
-    let notes = scenario.offsets_with_notes().await?;
+    let notes = fixture.offsets_with_notes().await?;
     let running = process.as_ref().unwrap();
     match host {
         Host::Runs => {}
@@ -90,30 +90,30 @@ async fn made_again(old: usize, host: Host, partitions: i32, options: Options) -
         Host::Rests => running.until_metric("oncebox_consumers", &["idle"], 1.0).await?,
         Host::Away | Host::AwayWithOffsets => process.take().unwrap().stop().await?,
     }
-    scenario.make_topic_again(partitions).await?;
-    scenario.send(&Load::of([Work::Pay; NEW]).named("new")).await?;
+    fixture.make_topic_again(partitions).await?;
+    fixture.send(&Load::of([Work::Pay; NEW]).named("new")).await?;
     if host == Host::AwayWithOffsets {
-        scenario.set_offsets_with_notes(&notes).await?;
+        fixture.set_offsets_with_notes(&notes).await?;
     }
     match host {
         Host::Frozen => process.as_ref().unwrap().signal(libc::SIGCONT),
-        Host::Away | Host::AwayWithOffsets => process = Some(scenario.start_ready("a", &[]).await?),
+        Host::Away | Host::AwayWithOffsets => process = Some(fixture.start_ready("a", &[]).await?),
         _ => {}
     }
     // What is not read is lost without a trace: nothing waits, and no lag tells of it.
-    if let Err(error) = scenario.until(EFFECTS, all as i64).await {
-        let effects = scenario.number(EFFECTS).await?;
-        return scenario.violated(format!(
+    if let Err(error) = fixture.until(EFFECTS, all as i64).await {
+        let effects = fixture.number(EFFECTS).await?;
+        return fixture.violated(format!(
             "{host:?}, {options:?}: {effects} of {} effects, at {:?}: {error:#}",
             all,
-            scenario.positions().await?
+            fixture.positions().await?
         ));
     }
-    acked(&scenario).await?;
-    let found = scenario.found().await?;
+    acked(&fixture).await?;
+    let found = fixture.found().await?;
     let once = found.iter().all(|row| row.status == "completed" && row.effects == 1);
     if !once || found.len() != all {
-        return scenario.violated(format!(
+        return fixture.violated(format!(
             "{host:?}, {options:?}: each record has its row and its one effect: {} rows, {found:?}",
             found.len()
         ));
@@ -162,32 +162,32 @@ async fn a_topic_made_again_while_no_host_runs_is_read_from_its_beginning() {
 /// What could go wrong: offsets that a person sets know nothing of the topic they were set for.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_offset_that_was_sought_is_of_the_topic_it_was_sought_in() {
-    let scenario =
-        Scenario::with(Options { partitions: 1, static_members: false, ..Options::default() })
+    let fixture =
+        HostFixture::with(Options { partitions: 1, static_members: false, ..Options::default() })
             .await
             .unwrap();
-    scenario.send(&Load::of([Work::Pay; 30]).named("old")).await.unwrap();
-    let host = scenario.start_ready("a", &[]).await.unwrap();
-    scenario.until(EFFECTS, 30).await.unwrap();
-    acked(&scenario).await.unwrap();
-    let tenant = scenario.tenant.name.clone();
-    scenario.ok(&["consumer", "pause", "payments", "--tenant", &tenant]).await.unwrap();
-    scenario
+    fixture.send(&Load::of([Work::Pay; 30]).named("old")).await.unwrap();
+    let host = fixture.start_ready("a", &[]).await.unwrap();
+    fixture.until(EFFECTS, 30).await.unwrap();
+    acked(&fixture).await.unwrap();
+    let tenant = fixture.tenant.name.clone();
+    fixture.ok(&["consumer", "pause", "payments", "--tenant", &tenant]).await.unwrap();
+    fixture
         .ok(&["consumer", "seek", "payments", "--tenant", &tenant, "--offset", "0=20", "--yes"])
         .await
         .unwrap();
-    until("the offset is set", async || scenario.positions().await.unwrap()[&0].0 == 20)
+    until("the offset is set", async || fixture.positions().await.unwrap()[&0].0 == 20)
         .await
         .unwrap();
-    let notes = scenario.offsets_with_notes().await.unwrap();
+    let notes = fixture.offsets_with_notes().await.unwrap();
     assert!(notes[0].2.contains("topic-id="), "{notes:?}");
-    scenario.make_topic_again(1).await.unwrap();
-    scenario.send(&Load::of([Work::Pay; 60]).named("new")).await.unwrap();
-    scenario.set_offsets_with_notes(&notes).await.unwrap();
-    scenario.ok(&["consumer", "resume", "payments", "--tenant", &tenant]).await.unwrap();
-    scenario.until(EFFECTS, 90).await.unwrap();
-    acked(&scenario).await.unwrap();
-    scenario.check().await.unwrap();
+    fixture.make_topic_again(1).await.unwrap();
+    fixture.send(&Load::of([Work::Pay; 60]).named("new")).await.unwrap();
+    fixture.set_offsets_with_notes(&notes).await.unwrap();
+    fixture.ok(&["consumer", "resume", "payments", "--tenant", &tenant]).await.unwrap();
+    fixture.until(EFFECTS, 90).await.unwrap();
+    acked(&fixture).await.unwrap();
+    fixture.check().await.unwrap();
     host.stop().await.unwrap();
 }
 
@@ -195,27 +195,27 @@ async fn an_offset_that_was_sought_is_of_the_topic_it_was_sought_in() {
 /// topic, and everything is read again, or it stays so until its partition has another record.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_offset_without_a_topic_id_is_taken_as_it_is_and_gets_one() {
-    let scenario =
-        Scenario::with(Options { partitions: 1, static_members: false, ..Options::default() })
+    let fixture =
+        HostFixture::with(Options { partitions: 1, static_members: false, ..Options::default() })
             .await
             .unwrap();
-    scenario.send(&Load::of([Work::Pay; 30])).await.unwrap();
-    scenario.reset_offsets(20).await.unwrap();
-    assert_eq!(scenario.offsets_with_notes().await.unwrap()[0].2, "");
-    let host = scenario.start_ready("a", &[]).await.unwrap();
-    acked(&scenario).await.unwrap();
-    assert_eq!(scenario.number(EFFECTS).await.unwrap(), 10, "what is below it was not read");
-    assert!(scenario.offsets_with_notes().await.unwrap()[0].2.contains("topic-id="));
+    fixture.send(&Load::of([Work::Pay; 30])).await.unwrap();
+    fixture.reset_offsets(20).await.unwrap();
+    assert_eq!(fixture.offsets_with_notes().await.unwrap()[0].2, "");
+    let host = fixture.start_ready("a", &[]).await.unwrap();
+    acked(&fixture).await.unwrap();
+    assert_eq!(fixture.number(EFFECTS).await.unwrap(), 10, "what is below it was not read");
+    assert!(fixture.offsets_with_notes().await.unwrap()[0].2.contains("topic-id="));
     host.stop().await.unwrap();
     // With nothing more to read.
-    scenario.reset_offsets(30).await.unwrap();
-    let host = scenario.start_ready("a", &[("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0")]).await.unwrap();
+    fixture.reset_offsets(30).await.unwrap();
+    let host = fixture.start_ready("a", &[("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0")]).await.unwrap();
     until("the offset has a topic", async || {
-        scenario.offsets_with_notes().await.unwrap()[0].2.contains("topic-id=")
+        fixture.offsets_with_notes().await.unwrap()[0].2.contains("topic-id=")
     })
     .await
     .unwrap();
-    assert_eq!(scenario.positions().await.unwrap()[&0], (30, 30));
+    assert_eq!(fixture.positions().await.unwrap()[&0], (30, 30));
     host.stop().await.unwrap();
 }
 
@@ -224,16 +224,17 @@ async fn an_offset_without_a_topic_id_is_taken_as_it_is_and_gets_one() {
 /// A partition is added, and its records come only there.
 async fn partition_added(options: Options) -> Result<()> {
     let rests = options.idle_after_ms == 500;
-    let scenario =
-        Scenario::with(Options { partitions: 1, static_members: false, ..options.clone() }).await?;
-    scenario.send(&Load::of([Work::Pay; 5]).named("before")).await?;
-    let host = scenario.start_ready("a", &[]).await?;
-    scenario.until(EFFECTS, 5).await?;
-    acked(&scenario).await?;
+    let fixture =
+        HostFixture::with(Options { partitions: 1, static_members: false, ..options.clone() })
+            .await?;
+    fixture.send(&Load::of([Work::Pay; 5]).named("before")).await?;
+    let host = fixture.start_ready("a", &[]).await?;
+    fixture.until(EFFECTS, 5).await?;
+    acked(&fixture).await?;
     if rests {
         host.until_metric("oncebox_consumers", &["idle"], 1.0).await?;
     }
-    scenario.add_partitions(3).await?;
+    fixture.add_partitions(3).await?;
     if !rests {
         let lag = ["partition=\"2\""];
         until("the new partition is in the lag", async || {
@@ -241,10 +242,10 @@ async fn partition_added(options: Options) -> Result<()> {
         })
         .await?;
     }
-    scenario.send_to(2, &Load::of([Work::Pay; 5]).named("after")).await?;
-    scenario.until(EFFECTS, 10).await?;
-    scenario.wait_settled().await?;
-    scenario.check().await?;
+    fixture.send_to(2, &Load::of([Work::Pay; 5]).named("after")).await?;
+    fixture.until(EFFECTS, 10).await?;
+    fixture.wait_settled().await?;
+    fixture.check().await?;
     host.stop().await
 }
 
@@ -265,7 +266,7 @@ async fn a_partition_that_is_added_is_read_within_seconds() {
 /// reads now.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_says_nothing_of_partitions_that_it_gave_up() {
-    let scenario = Scenario::with(Options {
+    let fixture = HostFixture::with(Options {
         partitions: 4,
         static_members: false,
         idle_after_ms: 0,
@@ -273,8 +274,8 @@ async fn a_host_says_nothing_of_partitions_that_it_gave_up() {
     })
     .await
     .unwrap();
-    scenario.send(&Load::of([Work::Pay; 40])).await.unwrap();
-    let one = scenario.start_ready("a", &[]).await.unwrap();
+    fixture.send(&Load::of([Work::Pay; 40])).await.unwrap();
+    let one = fixture.start_ready("a", &[]).await.unwrap();
     const GAUGES: [&str; 2] = ["oncebox_kafka_lag_records", "oncebox_kafka_partition_paused"];
     let count = async |host: &HostProcess| {
         let mut counts = Vec::new();
@@ -284,7 +285,7 @@ async fn a_host_says_nothing_of_partitions_that_it_gave_up() {
         counts
     };
     until("one host has all", async || count(&one).await == [4, 4]).await.unwrap();
-    let two = scenario.start_ready("b", &[]).await.unwrap();
+    let two = fixture.start_ready("b", &[]).await.unwrap();
     until("each says it of its own", async || {
         count(&one).await == [2, 2] && count(&two).await == [2, 2]
     })
@@ -293,10 +294,7 @@ async fn a_host_says_nothing_of_partitions_that_it_gave_up() {
     two.stop().await.unwrap();
     until("one host has all again", async || count(&one).await == [4, 4]).await.unwrap();
     // Nobody reads them any more.
-    scenario
-        .ok(&["consumer", "pause", "payments", "--tenant", &scenario.tenant.name])
-        .await
-        .unwrap();
+    fixture.ok(&["consumer", "pause", "payments", "--tenant", &fixture.tenant.name]).await.unwrap();
     until("nobody has any", async || count(&one).await == [0, 0]).await.unwrap();
     one.stop().await.unwrap();
 }
@@ -318,23 +316,23 @@ async fn a_host_whose_consumers_rest_outlives_twenty_bounces_of_the_broker() {
     let way =
         Proxy::at(listener, SocketAddr::from(([127, 0, 0, 1], kafka.own_ports()[0]))).unwrap();
     let brokers = Some(format!("127.0.0.1:{advertised}"));
-    let scenario = Scenario::with(Options { brokers, idle_after_ms: 500, ..Options::default() })
+    let fixture = HostFixture::with(Options { brokers, idle_after_ms: 500, ..Options::default() })
         .await
         .unwrap();
     let policy =
-        scenario.admin.consumer(&scenario.tenant.name, "payments").await.unwrap().policy().unwrap();
+        fixture.admin.consumer(&fixture.tenant.name, "payments").await.unwrap().policy().unwrap();
     let component = include_bytes!("../../../guest-examples/components/ledger.wasm");
     for number in 1..RESTING {
         let name = format!("resting-{number}");
-        scenario.admin.create_consumer(&scenario.tenant.name, &name, &policy).await.unwrap();
+        fixture.admin.create_consumer(&fixture.tenant.name, &name, &policy).await.unwrap();
         let deployment = NewDeployment::stable("payment.captured", "ledger", "");
-        scenario
+        fixture
             .admin
-            .deploy_compiled(&scenario.tenant.name, &name, deployment, component)
+            .deploy_compiled(&fixture.tenant.name, &name, deployment, component)
             .await
             .unwrap();
     }
-    let host = scenario.start_ready("a", &[]).await.unwrap();
+    let host = fixture.start_ready("a", &[]).await.unwrap();
     host.until_metric("oncebox_consumers", &["idle"], RESTING as f64).await.unwrap();
     let open = async || host.metric("oncebox_consumers", &["open"]).await.unwrap_or(0.0);
     for bounce in 0..BOUNCES {
@@ -351,7 +349,7 @@ async fn a_host_whose_consumers_rest_outlives_twenty_bounces_of_the_broker() {
         until("all rest again", async || open().await == 0.0 || !host.is_running()).await.unwrap();
         assert!(host.is_running(), "the host died of bounce {bounce}");
     }
-    scenario.send(&Load::of([Work::Pay; 5])).await.unwrap();
-    scenario.until(EFFECTS, 5).await.unwrap();
+    fixture.send(&Load::of([Work::Pay; 5])).await.unwrap();
+    fixture.until(EFFECTS, 5).await.unwrap();
     host.stop().await.unwrap();
 }

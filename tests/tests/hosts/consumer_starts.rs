@@ -8,8 +8,8 @@ use anyhow::{Result, ensure};
 use oncebox_control::{Admin, Start, StartTurn};
 use oncebox_model::policy::Policy;
 use oncebox_tests::{
-    host::{DEADLINE, HostProcess, Scenario},
-    inbox::{TestConsumer, World},
+    host::{DEADLINE, HostFixture, HostProcess},
+    inbox::{InboxFixture, TestConsumer},
     load::{Load, Work},
 };
 use tokio::time::sleep;
@@ -42,26 +42,26 @@ async fn begun(admin: &Admin, host: i64, consumer: &TestConsumer) -> Start {
 }
 
 /// A host ends without a word.
-async fn dies(world: &World, host: i64) -> Vec<String> {
-    world
+async fn dies(fixture: &InboxFixture, host: i64) -> Vec<String> {
+    fixture
         .execute(format!(
             "UPDATE oncebox.host SET seen_at = now() - interval '11 s' WHERE host_id = {host}"
         ))
         .await;
-    world.admin.judge_gone_starts().await.unwrap().into_iter().map(|one| one.consumer).collect()
+    fixture.admin.judge_gone_starts().await.unwrap().into_iter().map(|one| one.consumer).collect()
 }
 
 /// What the marks of a host that is gone mean, by how far each start was and what was known of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mark_is_judged_by_how_far_its_start_was() {
-    let world = World::new().await;
-    let tenant = world.tenant("acme", "").await;
-    let admin = &world.admin;
-    let consumer = async |name: &str| world.consumer(&tenant, name, "").await;
+    let fixture = InboxFixture::new().await;
+    let tenant = fixture.tenant("acme", "").await;
+    let admin = &fixture.admin;
+    let consumer = async |name: &str| fixture.consumer(&tenant, name, "").await;
     // Those that live do so however slow this machine is.
     let host = async || {
         let host = admin.host_starts("h").await.unwrap();
-        world
+        fixture
             .execute(format!(
                 "UPDATE oncebox.host SET seen_at = now() + interval '1 hour' WHERE host_id = {host}"
             ))
@@ -83,8 +83,8 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
         matches!(begin(admin, two, &poison, BUILD).await, StartTurn::Elsewhere(_)),
         "a living host tries it"
     );
-    assert_eq!(dies(&world, one).await, ["poison"]);
-    assert!(dies(&world, one).await.is_empty(), "it is judged once");
+    assert_eq!(dies(&fixture, one).await, ["poison"]);
+    assert!(dies(&fixture, one).await.is_empty(), "it is judged once");
     assert!(is_quarantined(&poison).await);
     // What is paused and resumed, or suspended with its tenant, is the same policy.
     admin.pause_consumer("acme", "poison").await.unwrap();
@@ -110,13 +110,13 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
     // A host that ends by itself leaves no mark.
     admin.host_ends(three).await.unwrap();
     admin.host_ends(two).await.unwrap();
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.start_mark").await, 0);
+    assert_eq!(fixture.number("SELECT count(*) FROM oncebox.start_mark").await, 0);
 
     // What was survived before is quarantined when hosts end in its start again and again.
     for death in 1..=3 {
         let host = host().await;
         begun(admin, host, &beside).await;
-        assert_eq!(dies(&world, host).await.len(), usize::from(death == 3), "death {death}");
+        assert_eq!(dies(&fixture, host).await.len(), usize::from(death == 3), "death {death}");
     }
     assert!(is_quarantined(&beside).await);
 
@@ -126,7 +126,7 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
         let host = host().await;
         let start = begun(admin, host, &late).await;
         admin.start_settles(&start).await.unwrap();
-        assert_eq!(dies(&world, host).await.len(), usize::from(death == 2), "death {death}");
+        assert_eq!(dies(&fixture, host).await.len(), usize::from(death == 2), "death {death}");
     }
 
     // Another policy is another try, until it ended too many hosts; an operator's word always is
@@ -142,7 +142,7 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
         assert!(admin.consumer("acme", "poison").await.unwrap().quarantine.is_none());
         let host = host().await;
         begun(admin, host, &poison).await;
-        assert_eq!(dies(&world, host).await, ["poison"]);
+        assert_eq!(dies(&fixture, host).await, ["poison"]);
     }
     admin.set_policy("acme", "poison", policy(20), true).await.unwrap();
     assert!(
@@ -157,7 +157,7 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
     let start = begun(admin, four, &poison).await;
 
     // A host that was silent, and lives: what it survived, it survived.
-    assert_eq!(dies(&world, four).await, ["poison"]);
+    assert_eq!(dies(&fixture, four).await, ["poison"]);
     admin.end_start(&start, Some(BUILD)).await.unwrap();
     assert!(!is_quarantined(&poison).await);
     // One that lives and whose start came to nothing: what followed from its silence is undone.
@@ -166,7 +166,7 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
     let settling = begun(admin, five, &suspect).await;
     admin.start_settles(&settling).await.unwrap();
     let start = begun(admin, five, &silent).await;
-    assert_eq!(dies(&world, five).await, ["silent"]);
+    assert_eq!(dies(&fixture, five).await, ["silent"]);
     for start in [start, settling] {
         admin.end_start(&start, None).await.unwrap();
     }
@@ -182,18 +182,18 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
         .collect();
     let count = |action: &str| actions.iter().filter(|known| *known == action).count();
     assert_eq!((count("consumer.quarantine"), count("consumer.release")), (7, 1), "{actions:?}");
-    world.finish().await;
+    fixture.finish().await;
 }
 
 // Hosts -----------------------------------------------------------------------------------------
 
-async fn shown(scenario: &Scenario) -> Result<String> {
-    scenario.ok(&["consumer", "show", CONSUMER, "--tenant", &scenario.tenant.name]).await
+async fn shown(fixture: &HostFixture) -> Result<String> {
+    fixture.ok(&["consumer", "show", CONSUMER, "--tenant", &fixture.tenant.name]).await
 }
 
-async fn until_quarantined(scenario: &Scenario, host: &HostProcess) -> Result<()> {
-    host.until_metric("oncebox_consumer_quarantined", &[&scenario.tenant.name], 1.0).await?;
-    let said = shown(scenario).await?;
+async fn until_quarantined(fixture: &HostFixture, host: &HostProcess) -> Result<()> {
+    host.until_metric("oncebox_consumer_quarantined", &[&fixture.tenant.name], 1.0).await?;
+    let said = shown(fixture).await?;
     ensure!(
         said.contains("quarantined: host `")
             && said.contains(&format!("oncebox consumer resume {CONSUMER}")),
@@ -207,29 +207,29 @@ async fn until_quarantined(scenario: &Scenario, host: &HostProcess) -> Result<()
 async fn a_start_that_ends_the_process_does_so_once() -> Result<()> {
     // Opened at the start, and by what there is to read.
     for idle_after in ["0", "60000"] {
-        let scenario = Scenario::new().await?;
-        scenario.send(&Load::of([Work::Pay; 3])).await?;
-        let neighbour = scenario.neighbour(5).await?;
+        let fixture = HostFixture::new().await?;
+        fixture.send(&Load::of([Work::Pay; 3])).await?;
+        let neighbour = fixture.neighbour(5).await?;
         let variables = [
-            ("ONCEBOX_CRASH_TOPIC", scenario.topic.as_str()),
+            ("ONCEBOX_CRASH_TOPIC", fixture.topic.as_str()),
             ("ONCEBOX_KAFKA_IDLE_AFTER_MS", idle_after),
         ];
-        let died = scenario.start("a", &variables)?;
+        let died = fixture.start("a", &variables)?;
         ensure!(!died.wait_exit(DEADLINE).await?.success());
-        let host = scenario.start("a", &variables)?;
+        let host = fixture.start("a", &variables)?;
         neighbour.wait_effects(5).await?;
-        until_quarantined(&scenario, &host).await?;
+        until_quarantined(&fixture, &host).await?;
         ensure!(host.is_running(), "it ended a host twice");
         let log = std::fs::read_to_string(host.log())?;
         ensure!(log.matches("consumer quarantined").count() == 1, "one event of it");
         host.stop().await?;
         // Not by a restart, and not by a host that would survive it: by an operator.
-        let host = scenario.start_ready("a", &[]).await?;
-        until_quarantined(&scenario, &host).await?;
-        scenario.ok(&["consumer", "resume", CONSUMER, "--tenant", &scenario.tenant.name]).await?;
-        scenario.wait_settled().await?;
-        host.until_metric("oncebox_consumer_quarantined", &[&scenario.tenant.name], 0.0).await?;
-        scenario.check().await?;
+        let host = fixture.start_ready("a", &[]).await?;
+        until_quarantined(&fixture, &host).await?;
+        fixture.ok(&["consumer", "resume", CONSUMER, "--tenant", &fixture.tenant.name]).await?;
+        fixture.wait_settled().await?;
+        host.until_metric("oncebox_consumer_quarantined", &[&fixture.tenant.name], 0.0).await?;
+        fixture.check().await?;
         host.stop().await?;
     }
     Ok(())
@@ -238,12 +238,12 @@ async fn a_start_that_ends_the_process_does_so_once() -> Result<()> {
 /// Of two hosts that start at the same time one tries it, and the other lives.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_hosts_one_dies() -> Result<()> {
-    let scenario = Scenario::new().await?;
-    scenario.send(&Load::of([Work::Pay; 3])).await?;
-    let neighbour = scenario.neighbour(5).await?;
+    let fixture = HostFixture::new().await?;
+    fixture.send(&Load::of([Work::Pay; 3])).await?;
+    let neighbour = fixture.neighbour(5).await?;
     let variables =
-        [("ONCEBOX_CRASH_TOPIC", scenario.topic.as_str()), ("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0")];
-    let hosts = [scenario.start("a", &variables)?, scenario.start("b", &variables)?];
+        [("ONCEBOX_CRASH_TOPIC", fixture.topic.as_str()), ("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0")];
+    let hosts = [fixture.start("a", &variables)?, fixture.start("b", &variables)?];
     let deadline = Instant::now() + DEADLINE;
     while hosts.iter().all(HostProcess::is_running) {
         ensure!(Instant::now() < deadline, "none of them starts it");
@@ -254,7 +254,7 @@ async fn of_two_hosts_one_dies() -> Result<()> {
         .find(|host| host.is_running())
         .expect("one lives: the other waits for what becomes of it");
     neighbour.wait_effects(5).await?;
-    until_quarantined(&scenario, survivor).await?;
+    until_quarantined(&fixture, survivor).await?;
     ensure!(survivor.is_running(), "both ended");
     survivor.stop().await
 }
@@ -262,22 +262,22 @@ async fn of_two_hosts_one_dies() -> Result<()> {
 /// A host that is killed while it joins a group says nothing against the consumer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_kill_while_it_joins_quarantines_nothing() -> Result<()> {
-    let scenario = Scenario::new().await?;
-    scenario.send(&Load::of([Work::Pay; 3])).await?;
-    let killed = scenario.start("a", &[("ONCEBOX_FAILPOINT", "kafka:assign:after")])?;
+    let fixture = HostFixture::new().await?;
+    fixture.send(&Load::of([Work::Pay; 3])).await?;
+    let killed = fixture.start("a", &[("ONCEBOX_FAILPOINT", "kafka:assign:after")])?;
     ensure!(!killed.wait_exit(DEADLINE).await?.success());
-    let host = scenario.start("a", &[])?;
-    scenario.wait_settled().await?;
-    scenario.check().await?;
+    let host = fixture.start("a", &[])?;
+    fixture.wait_settled().await?;
+    fixture.check().await?;
     ensure!(
-        scenario
+        fixture
             .number(
                 "SELECT count(*) FROM oncebox.consumer_start WHERE quarantined_revision IS NOT NULL"
             )
             .await?
             == 0
     );
-    scenario
+    fixture
         .until(
             "SELECT count(*) FROM oncebox.consumer_start WHERE proven_revision IS NOT NULL \
         AND suspicions = 0",

@@ -10,10 +10,10 @@ use oncebox_control::{
 };
 use oncebox_model::{InboxError, policy::Policy};
 use oncebox_tests::{
-    desk::{Desk, Way},
+    cli::{Access, CliFixture},
     guests::{self, End},
-    host::{Options, Scenario},
-    inbox::{TestConsumer, World, deliver, record},
+    host::{HostFixture, Options},
+    inbox::{InboxFixture, TestConsumer, deliver, record},
     load::{Load, Work},
 };
 use serde_json::{Value, json};
@@ -35,16 +35,16 @@ async fn actions(admin: &Admin) -> Vec<String> {
 /// made, or nobody can tell who made it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_of_state_is_made_once_and_leaves_a_row() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
-    let admin = &world.admin;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let admin = &fixture.admin;
     let (tenant, name) = (consumer.tenant.name.as_str(), consumer.row.name.as_str());
     let refused = |answer: Result<Consumer, InboxError>, text: &str| {
         let error = answer.expect_err(text).to_string();
         assert!(error.contains(text), "{error}");
     };
     refused(admin.drain_consumer(tenant, name).await, "has no deployment");
-    world.execute("UPDATE oncebox.consumer SET generation = 1").await;
+    fixture.execute("UPDATE oncebox.consumer SET generation = 1").await;
     for (change, state, revision) in [
         ("pause", "paused", 1),
         ("resume", "running", 2),
@@ -87,39 +87,39 @@ async fn a_change_of_state_is_made_once_and_leaves_a_row() {
     );
     refused(admin.begin_seek(tenant, name, vec![], Value::Null).await, "is deleting");
     refused(admin.pause_consumer(tenant, "nobody").await, "there is no consumer");
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: changes of one consumer that wait for one another take the connections that
 /// the host says with that it lives, and others take over from it what it still runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_wait_hold_up_nothing_of_the_host() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
-    let requests = world.admin.for_requests();
-    let mut held = world.admin.pool.begin().await.unwrap();
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let requests = fixture.admin.for_requests();
+    let mut held = fixture.admin.pool.begin().await.unwrap();
     sqlx::query("SELECT FROM oncebox.consumer FOR UPDATE").execute(&mut *held).await.unwrap();
     let ask = |admin: Admin, (tenant, name): (String, String)| async move {
         admin.pause_consumer(&tenant, &name).await
     };
     let name = || (consumer.tenant.name.clone(), consumer.row.name.clone());
     let asked: Vec<_> = (0..20).map(|_| tokio::spawn(ask(requests.clone(), name()))).collect();
-    world
+    fixture
         .until(
             "SELECT count(*) >= 4 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND \
         datname = current_database()",
         )
         .await;
-    let host = tokio::time::timeout(Duration::from_secs(5), world.admin.host_starts("a"))
+    let host = tokio::time::timeout(Duration::from_secs(5), fixture.admin.host_starts("a"))
         .await
         .expect("the host waits")
         .unwrap();
-    assert!(world.admin.host_lives(host).await.unwrap());
+    assert!(fixture.admin.host_lives(host).await.unwrap());
     held.rollback().await.unwrap();
     for asked in asked {
         assert_eq!(asked.await.unwrap().unwrap().state, "paused");
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 async fn standing(admin: &Admin, consumer: &TestConsumer) -> Standing {
@@ -141,15 +141,15 @@ fn stopped(standing: &Standing) -> Run {
 /// because the host that was about to has died.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_seek_is_one_hosts_turn_once_all_have_stopped() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
-    let (admin, id) = (&world.admin, consumer.row.consumer_id);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let (admin, id) = (&fixture.admin, consumer.row.consumer_id);
     let (tenant, name) = (consumer.tenant.name.as_str(), consumer.row.name.as_str());
     let to = |offset| vec![SeekOffset { topic: "t".to_owned(), partition: 0, offset }];
     let (one, two) =
         (admin.host_starts("one").await.unwrap(), admin.host_starts("two").await.unwrap());
     let died = admin.host_starts("died").await.unwrap();
-    world
+    fixture
         .execute(format!(
             "UPDATE oncebox.host SET seen_at = now() - interval '11 s' WHERE host_id = {died}"
         ))
@@ -217,22 +217,24 @@ async fn a_seek_is_one_hosts_turn_once_all_have_stopped() {
         actions(admin).await[..3],
         ["consumer.seek.cancel", "consumer.seek", "consumer.seek.done"]
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a host that nobody can reach completes messages of a consumer that is gone,
 /// the rows go while one still runs, or a removal that broke off leaves something for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_ends_is_denied_and_leaves_the_audit_log_alone() {
-    let world = World::new().await;
-    let tenant = world.tenant("acme", "").await;
-    let (consumer, other) =
-        (world.consumer(&tenant, "orders", "").await, world.consumer(&tenant, "other", "").await);
-    let (host, neighbour) = (world.host(&consumer), world.host(&other));
+    let fixture = InboxFixture::new().await;
+    let tenant = fixture.tenant("acme", "").await;
+    let (consumer, other) = (
+        fixture.consumer(&tenant, "orders", "").await,
+        fixture.consumer(&tenant, "other", "").await,
+    );
+    let (host, neighbour) = (fixture.host(&consumer), fixture.host(&other));
     let log: Vec<_> = (0..10).map(|n| record(n, &format!("m{n}"), "")).collect();
     deliver(&host, &log).await;
     deliver(&neighbour, &log).await;
-    let admin = &world.admin;
+    let admin = &fixture.admin;
     let alive = admin.host_starts("alive").await.unwrap();
     admin.delete_consumer("acme", "orders").await.unwrap();
     let asked = standing(admin, &consumer).await;
@@ -266,16 +268,16 @@ async fn a_consumer_that_ends_is_denied_and_leaves_the_audit_log_alone() {
         "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {}",
         consumer.row.consumer_id
     );
-    assert_eq!(world.number(left).await, 0);
+    assert_eq!(fixture.number(left).await, 0);
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox").await,
         10,
         "those of its neighbour stay"
     );
     assert_eq!(actions(admin).await[..2], ["consumer.deleted", "consumer.delete"]);
     // One that is made again under the same name is another. What the first did stays.
     assert_eq!(
-        world
+        fixture
             .number(format!(
                 "SELECT count(*) FROM {}.effect WHERE consumer = 'orders'",
                 tenant.schema_name
@@ -283,22 +285,22 @@ async fn a_consumer_that_ends_is_denied_and_leaves_the_audit_log_alone() {
             .await,
         10
     );
-    world
+    fixture
         .execute(format!("DELETE FROM {}.effect WHERE consumer = 'orders'", tenant.schema_name))
         .await;
-    let again = world.consumer(&tenant, "orders", "").await;
+    let again = fixture.consumer(&tenant, "orders", "").await;
     assert_ne!(again.row.consumer_id, consumer.row.consumer_id);
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a policy is changed although somebody had to be asked, a change says less
 /// than it does, or what cannot be is done half.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_changes_when_what_follows_is_accepted() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
-    world.consumer(&consumer.tenant, "other", "").await;
-    let admin = &world.admin;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    fixture.consumer(&consumer.tenant, "other", "").await;
+    let admin = &fixture.admin;
     let set = async |more: &str, accept: bool| {
         let policy = format!(
             "topics = ['t']\nidentity = {{ id = [{{ header = 'id' }}], event_type = [{{ header = \
@@ -338,7 +340,7 @@ async fn a_policy_changes_when_what_follows_is_accepted() {
         (row.revision, row.policy().unwrap().ack),
         (2, oncebox_model::policy::Ack::AfterInsert)
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 // Commands --------------------------------------------------------------------------------------
@@ -347,14 +349,14 @@ async fn a_policy_changes_when_what_follows_is_accepted() {
 /// failure is the host's.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_command_waits_for_the_hosts() {
-    let desk = Desk::open(Way::Server).await;
-    desk.file("policy.toml", "topics = ['orders']\nack = 'after_commit'\n");
-    desk.file("other.toml", "topics = ['others']\nack = 'after_commit'\n");
-    desk.file("ok.wasm", guests::component(&[], &End::Ok));
-    desk.ok(&["tenant", "create", "acme"]).await;
+    let cli = CliFixture::open(Access::Server).await;
+    cli.file("policy.toml", "topics = ['orders']\nack = 'after_commit'\n");
+    cli.file("other.toml", "topics = ['others']\nack = 'after_commit'\n");
+    cli.file("ok.wasm", guests::component(&[], &End::Ok));
+    cli.ok(&["tenant", "create", "acme"]).await;
     for (name, policy) in [("orders", "policy.toml"), ("other", "other.toml")] {
-        desk.ok(&["consumer", "create", name, "--tenant", "acme", "--policy", policy]).await;
-        desk.ok(&[
+        cli.ok(&["consumer", "create", name, "--tenant", "acme", "--policy", policy]).await;
+        cli.ok(&[
             "deploy",
             "ok.wasm",
             "--tenant",
@@ -368,7 +370,7 @@ async fn every_command_waits_for_the_hosts() {
         .await;
     }
     let of: &[&str] = &["orders", "--tenant", "acme"];
-    let show = async || desk.json(&[&["consumer", "show"], of].concat()).await;
+    let show = async || cli.json(&[&["consumer", "show"], of].concat()).await;
     let hosts = |consumer: &Value| {
         (
             consumer["hosts"][0]["state"].clone(),
@@ -377,36 +379,36 @@ async fn every_command_waits_for_the_hosts() {
     };
 
     assert_eq!(
-        desk.ok(&[&["consumer", "pause"], of].concat()).await,
+        cli.ok(&[&["consumer", "pause"], of].concat()).await,
         "consumer `acme/orders` is paused\n"
     );
     assert_eq!(hosts(&show().await), (json!("stopped"), true));
     assert_eq!(
-        desk.ok(&[&["consumer", "pause"], of].concat()).await,
+        cli.ok(&[&["consumer", "pause"], of].concat()).await,
         "consumer `acme/orders` is paused\n"
     );
     assert_eq!(show().await["revision"], 1, "it was paused already");
     assert_eq!(
-        desk.ok(&[&["consumer", "resume"], of].concat()).await,
+        cli.ok(&[&["consumer", "resume"], of].concat()).await,
         "consumer `acme/orders` is running\n"
     );
     let (state, is_current) = hosts(&show().await);
     assert!(["running", "idle"].contains(&state.as_str().unwrap()) && is_current, "{state}");
     assert_eq!(
-        desk.ok(&[&["consumer", "drain"], of].concat()).await,
+        cli.ok(&[&["consumer", "drain"], of].concat()).await,
         "consumer `acme/orders` is paused\n"
     );
 
-    desk.file("new.toml", "topics = ['orders']\nack = 'after_commit'\nretry.workers = 3\n");
+    cli.file("new.toml", "topics = ['orders']\nack = 'after_commit'\nretry.workers = 3\n");
     let set: &[&str] =
         &["consumer", "policy", "set", "orders", "--tenant", "acme", "--policy", "new.toml"];
     assert_eq!(
-        desk.ok(set).await,
+        cli.ok(set).await,
         "  retry.workers: 2 -> 3\nthe policy of consumer `acme/orders` is changed\n"
     );
-    assert_eq!(desk.ok(set).await, "the policy of consumer `acme/orders` is that already\n");
-    desk.file("new.toml", "topics = ['orders']\nack = 'after_insert'\nretry.workers = 3\n");
-    let said = desk.run(set).await;
+    assert_eq!(cli.ok(set).await, "the policy of consumer `acme/orders` is that already\n");
+    cli.file("new.toml", "topics = ['orders']\nack = 'after_insert'\nretry.workers = 3\n");
+    let said = cli.run(set).await;
     assert!(
         said.code == Some(1) && said.stdout.contains("ack: messages are acked before they run"),
         "{said:?}"
@@ -415,11 +417,11 @@ async fn every_command_waits_for_the_hosts() {
         said.stderr,
         "error: nothing was changed; repeat it with `--yes` to accept what follows\n"
     );
-    desk.ok(&[set, &["--yes"]].concat()).await;
-    let policy = desk.ok(&["consumer", "policy", "show", "orders", "--tenant", "acme"]).await;
+    cli.ok(&[set, &["--yes"]].concat()).await;
+    let policy = cli.ok(&["consumer", "policy", "show", "orders", "--tenant", "acme"]).await;
     assert!(policy.contains("ack = \"after_insert\"\n"), "{policy}");
-    desk.file("shown.toml", &policy);
-    let shown = desk
+    cli.file("shown.toml", &policy);
+    let shown = cli
         .ok(&["consumer", "policy", "set", "orders", "--tenant", "acme", "--policy", "shown.toml"])
         .await;
     assert_eq!(shown, "the policy of consumer `acme/orders` is that already\n");
@@ -434,12 +436,12 @@ async fn every_command_waits_for_the_hosts() {
         (&["--offset", "x"], "`--offset x` is not like `orders:0=500`"),
         (&["--offset", "0=0"], "the brokers know no topic `orders`"),
     ] {
-        desk.fails(&[seek, more].concat(), line).await;
+        cli.fails(&[seek, more].concat(), line).await;
     }
 
     // A policy that nobody can read: its consumer fails, and nothing else.
-    let consumers = async || desk.json(&["consumer", "list", "--tenant", "acme"]).await;
-    desk.rows(
+    let consumers = async || cli.json(&["consumer", "list", "--tenant", "acme"]).await;
+    cli.rows(
         "WITH u AS (UPDATE oncebox.consumer SET policy = policy - 'topics', revision = revision + \
             1 WHERE name = 'other' RETURNING 1) \
         SELECT to_jsonb(1) FROM u",
@@ -459,32 +461,32 @@ async fn every_command_waits_for_the_hosts() {
         "{failing}"
     );
     assert!(
-        desk.ok(&["hosts"]).await.contains("consumer `acme/other` fails on host"),
+        cli.ok(&["hosts"]).await.contains("consumer `acme/other` fails on host"),
         "it is listed"
     );
-    assert!(desk.is_ready().await, "one consumer's failure is not the host's");
+    assert!(cli.is_ready().await, "one consumer's failure is not the host's");
     assert_eq!(
-        desk.ok(&[&["consumer", "resume"], of].concat()).await,
+        cli.ok(&[&["consumer", "resume"], of].concat()).await,
         "consumer `acme/orders` is running\n"
     );
     // Whoever mends it does not wait for the pause after a failure.
-    desk.ok(&["consumer", "policy", "set", "other", "--tenant", "acme", "--policy", "other.toml"])
+    cli.ok(&["consumer", "policy", "set", "other", "--tenant", "acme", "--policy", "other.toml"])
         .await;
 
-    desk.fails(
+    cli.fails(
         &["consumer", "delete", "orders", "--tenant", "acme", "--confirm", "order"],
         "query parameter `confirm` must be the consumer's name: its inbox is deleted, for good",
     )
     .await;
     let said =
-        desk.ok(&["consumer", "delete", "orders", "--tenant", "acme", "--confirm", "orders"]).await;
+        cli.ok(&["consumer", "delete", "orders", "--tenant", "acme", "--confirm", "orders"]).await;
     assert_eq!(
         said,
         "consumer `acme/orders` is deleted; `oncebox audit --tenant acme` says what became of its \
             group\n"
     );
     assert_eq!(consumers().await.as_array().unwrap().len(), 1);
-    desk.fails(
+    cli.fails(
         &[&["consumer", "show"], of].concat(),
         "there is no consumer `acme/orders`; `oncebox consumer list` shows those there are",
     )
@@ -495,9 +497,9 @@ async fn every_command_waits_for_the_hosts() {
 
 const OF: [&str; 2] = ["payments", "--tenant"];
 
-async fn consumer(scenario: &Scenario, verb: &[&str], more: &[&str]) -> Result<String> {
-    let tenant = scenario.tenant.name.clone();
-    scenario.ok(&[&["consumer"], verb, &OF, &[tenant.as_str()], more].concat()).await
+async fn consumer(fixture: &HostFixture, verb: &[&str], more: &[&str]) -> Result<String> {
+    let tenant = fixture.tenant.name.clone();
+    fixture.ok(&[&["consumer"], verb, &OF, &[tenant.as_str()], more].concat()).await
 }
 
 fn plain() -> Options {
@@ -514,50 +516,50 @@ async fn a_seek_does_what_it_says_it_would() {
 }
 
 async fn sought() -> Result<()> {
-    let scenario = Scenario::with(plain()).await?;
-    let (one, two) = (scenario.start_ready("a", &[]).await?, scenario.start_ready("b", &[]).await?);
-    scenario.send(&Load::of([Work::Pay; 60])).await?;
-    scenario.wait_settled().await?;
+    let fixture = HostFixture::with(plain()).await?;
+    let (one, two) = (fixture.start_ready("a", &[]).await?, fixture.start_ready("b", &[]).await?);
+    fixture.send(&Load::of([Work::Pay; 60])).await?;
+    fixture.wait_settled().await?;
     // Back to the beginning: everything is a duplicate.
-    let said = consumer(&scenario, &["seek"], &["--to", "beginning", "--yes"]).await?;
+    let said = consumer(&fixture, &["seek"], &["--to", "beginning", "--yes"]).await?;
     println!("{said}");
     ensure!(
         said.contains("60 records are read again; up to 60 of them are in the inbox"),
         "{said}"
     );
     ensure!(said.contains("goes on from there"), "{said}");
-    scenario.wait_settled().await?;
-    scenario.check().await?;
+    fixture.wait_settled().await?;
+    fixture.check().await?;
     let refused = async |offset: &str| {
-        consumer(&scenario, &["seek"], &["--offset", offset]).await.unwrap_err().to_string()
+        consumer(&fixture, &["seek"], &["--offset", offset]).await.unwrap_err().to_string()
     };
     ensure!(refused("99=0").await.contains("reads no partition"));
     ensure!(refused("0=7777").await.contains("is not there; the brokers have 0 to"));
     ensure!(refused("nothing:0=0").await.contains("reads no partition"));
     // Without a yes, nothing.
-    let before = scenario.positions().await?;
-    ensure!(consumer(&scenario, &["seek"], &["--to", "beginning"]).await.is_err());
-    ensure!(scenario.positions().await? == before);
+    let before = fixture.positions().await?;
+    ensure!(consumer(&fixture, &["seek"], &["--to", "beginning"]).await.is_err());
+    ensure!(fixture.positions().await? == before);
     // Over what came while it was paused: that never runs, and it says so.
-    consumer(&scenario, &["pause"], &[]).await?;
+    consumer(&fixture, &["pause"], &[]).await?;
     let skipped = Load::of([Work::Pay; 10]).named("skipped");
-    scenario.open_accounts(&skipped).await?;
-    scenario.publish(&skipped.deliveries).await?;
-    let said = consumer(&scenario, &["seek"], &["--to", "end", "--yes", "--json"]).await?;
+    fixture.open_accounts(&skipped).await?;
+    fixture.publish(&skipped.deliveries).await?;
+    let said = consumer(&fixture, &["seek"], &["--to", "end", "--yes", "--json"]).await?;
     let plan: Value = serde_json::from_str(&said)?;
     ensure!(
         plan["skipped"] == 10 && plan["read_again"] == 0 && plan["consumer"]["state"] == "paused",
         "{plan}"
     );
-    consumer(&scenario, &["resume"], &[]).await?;
-    scenario.send(&Load::of([Work::Pay; 20]).named("after")).await?;
-    scenario.wait_settled().await?;
-    scenario.check().await?;
+    consumer(&fixture, &["resume"], &[]).await?;
+    fixture.send(&Load::of([Work::Pay; 20]).named("after")).await?;
+    fixture.wait_settled().await?;
+    fixture.check().await?;
     // Where the policy says that nothing is to be replayed, offsets go forward only.
     let forbid = r#"UPDATE oncebox.consumer SET policy = policy || '{"replay": {"allowed": false}}' WHERE consumer_id = {consumer}"#;
-    scenario.execute(forbid).await?;
-    let before = scenario.positions().await?;
-    let refused = consumer(&scenario, &["seek"], &["--to", "beginning", "--yes"])
+    fixture.execute(forbid).await?;
+    let before = fixture.positions().await?;
+    let refused = consumer(&fixture, &["seek"], &["--to", "beginning", "--yes"])
         .await
         .unwrap_err()
         .to_string();
@@ -567,8 +569,8 @@ async fn sought() -> Result<()> {
             && refused.contains("`replay.allowed = false`; nothing was changed"),
         "{refused}"
     );
-    ensure!(scenario.positions().await? == before);
-    consumer(&scenario, &["seek"], &["--to", "end", "--yes"]).await?;
+    ensure!(fixture.positions().await? == before);
+    consumer(&fixture, &["seek"], &["--to", "end", "--yes"]).await?;
     one.stop().await?;
     two.stop().await
 }
@@ -586,37 +588,37 @@ async fn a_host_that_dies_in_the_middle_of_a_change_leaves_the_rest_to_another()
 }
 
 async fn killed_while_seeking(point: &str) -> Result<()> {
-    let scenario = Scenario::with(plain()).await?;
-    let victim = scenario.start_ready("a", &[("ONCEBOX_FAILPOINT", point)]).await?;
-    scenario.send(&Load::of([Work::Pay; 30])).await?;
-    scenario.wait_settled().await?;
-    consumer(&scenario, &["seek"], &["--to", "beginning", "--yes", "--wait", "0"]).await?;
+    let fixture = HostFixture::with(plain()).await?;
+    let victim = fixture.start_ready("a", &[("ONCEBOX_FAILPOINT", point)]).await?;
+    fixture.send(&Load::of([Work::Pay; 30])).await?;
+    fixture.wait_settled().await?;
+    consumer(&fixture, &["seek"], &["--to", "beginning", "--yes", "--wait", "0"]).await?;
     victim.wait_exit(Duration::from_secs(30)).await?;
     ensure!(
-        scenario.number("SELECT count(*) FROM oncebox.consumer WHERE seek IS NOT NULL").await? == 1,
+        fixture.number("SELECT count(*) FROM oncebox.consumer WHERE seek IS NOT NULL").await? == 1,
         "it is not done"
     );
-    let heir = scenario.start_ready("b", &[]).await?;
-    scenario.until("SELECT count(*) FROM oncebox.consumer WHERE seek IS NULL", 1).await?;
-    scenario.send(&Load::of([Work::Pay; 10]).named("after")).await?;
-    scenario.wait_settled().await?;
-    scenario.check().await?;
+    let heir = fixture.start_ready("b", &[]).await?;
+    fixture.until("SELECT count(*) FROM oncebox.consumer WHERE seek IS NULL", 1).await?;
+    fixture.send(&Load::of([Work::Pay; 10]).named("after")).await?;
+    fixture.wait_settled().await?;
+    fixture.check().await?;
     heir.stop().await
 }
 
 async fn killed_while_deleting(point: &str) -> Result<()> {
-    let scenario = Scenario::with(plain()).await?;
-    let victim = scenario.start_ready("a", &[("ONCEBOX_FAILPOINT", point)]).await?;
-    scenario.send(&Load::of([Work::Pay; 30])).await?;
-    scenario.wait_settled().await?;
-    consumer(&scenario, &["delete"], &["--confirm", "payments", "--wait", "0"]).await?;
+    let fixture = HostFixture::with(plain()).await?;
+    let victim = fixture.start_ready("a", &[("ONCEBOX_FAILPOINT", point)]).await?;
+    fixture.send(&Load::of([Work::Pay; 30])).await?;
+    fixture.wait_settled().await?;
+    consumer(&fixture, &["delete"], &["--confirm", "payments", "--wait", "0"]).await?;
     victim.wait_exit(Duration::from_secs(40)).await?;
-    ensure!(scenario.number("SELECT count(*) FROM oncebox.consumer").await? == 1, "it is not done");
-    let heir = scenario.start_ready("b", &[]).await?;
-    scenario.until("SELECT 1 - count(*) FROM oncebox.consumer", 1).await?;
-    ensure!(scenario.number("SELECT count(*) FROM oncebox.inbox").await? == 0);
-    ensure!(scenario.number(EFFECTS).await? == 30, "what it did stays");
-    let last = &scenario.admin.audit_list(Some(&scenario.tenant.name), 1).await?[0];
+    ensure!(fixture.number("SELECT count(*) FROM oncebox.consumer").await? == 1, "it is not done");
+    let heir = fixture.start_ready("b", &[]).await?;
+    fixture.until("SELECT 1 - count(*) FROM oncebox.consumer", 1).await?;
+    ensure!(fixture.number("SELECT count(*) FROM oncebox.inbox").await? == 0);
+    ensure!(fixture.number(EFFECTS).await? == 30, "what it did stays");
+    let last = &fixture.admin.audit_list(Some(&fixture.tenant.name), 1).await?[0];
     ensure!(
         last.action == "consumer.deleted"
             && last.details["more"]["kafka_group"]["gone"] == true
@@ -627,16 +629,16 @@ async fn killed_while_deleting(point: &str) -> Result<()> {
 }
 
 async fn killed_while_draining() -> Result<()> {
-    let scenario = Scenario::with(plain()).await?;
+    let fixture = HostFixture::with(plain()).await?;
     let victim =
-        scenario.start_ready("a", &[("ONCEBOX_FAILPOINT", "consumer:drained:before")]).await?;
-    scenario.send(&Load::of([Work::Fails(3); 10])).await?;
-    scenario.wait_settled().await?;
-    consumer(&scenario, &["drain"], &["--wait", "0"]).await?;
+        fixture.start_ready("a", &[("ONCEBOX_FAILPOINT", "consumer:drained:before")]).await?;
+    fixture.send(&Load::of([Work::Fails(3); 10])).await?;
+    fixture.wait_settled().await?;
+    consumer(&fixture, &["drain"], &["--wait", "0"]).await?;
     victim.wait_exit(Duration::from_secs(30)).await?;
-    let heir = scenario.start_ready("b", &[]).await?;
-    scenario.until("SELECT count(*) FROM oncebox.consumer WHERE state = 'paused'", 1).await?;
-    scenario.check().await?;
+    let heir = fixture.start_ready("b", &[]).await?;
+    fixture.until("SELECT count(*) FROM oncebox.consumer WHERE state = 'paused'", 1).await?;
+    fixture.check().await?;
     heir.stop().await
 }
 
@@ -647,26 +649,26 @@ async fn a_drain_finishes_what_is_open_and_reads_nothing() {
 }
 
 async fn drained() -> Result<()> {
-    let scenario = Scenario::with(plain()).await?;
-    let (one, two) = (scenario.start_ready("a", &[]).await?, scenario.start_ready("b", &[]).await?);
+    let fixture = HostFixture::with(plain()).await?;
+    let (one, two) = (fixture.start_ready("a", &[]).await?, fixture.start_ready("b", &[]).await?);
     let first = Load::of([Work::Fails(8); 20]);
-    scenario.send(&first).await?;
-    scenario.until("SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer}", 20).await?;
-    let said = consumer(&scenario, &["drain"], &[]).await?;
+    fixture.send(&first).await?;
+    fixture.until("SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer}", 20).await?;
+    let said = consumer(&fixture, &["drain"], &[]).await?;
     ensure!(said.contains("is paused"), "{said}");
-    scenario.check().await.context("everything that was read is finished")?;
-    scenario.send(&Load::of([Work::Pay; 10]).named("later")).await?;
+    fixture.check().await.context("everything that was read is finished")?;
+    fixture.send(&Load::of([Work::Pay; 10]).named("later")).await?;
     sleep(Duration::from_secs(2)).await;
-    ensure!(scenario.number(EFFECTS).await? == 20, "a drained consumer reads nothing");
+    ensure!(fixture.number(EFFECTS).await? == 20, "a drained consumer reads nothing");
     // Its tenant rests with it.
     let tenant = "UPDATE oncebox.tenant SET revision = revision + 1, state = ";
-    scenario.execute(&format!("{tenant} 'suspended'")).await?;
-    consumer(&scenario, &["resume"], &["--wait", "0"]).await?;
+    fixture.execute(&format!("{tenant} 'suspended'")).await?;
+    consumer(&fixture, &["resume"], &["--wait", "0"]).await?;
     sleep(Duration::from_secs(2)).await;
-    ensure!(scenario.number(EFFECTS).await? == 20, "nothing of a suspended tenant runs");
-    scenario.execute(&format!("{tenant} 'active'")).await?;
-    scenario.wait_settled().await?;
-    scenario.check().await?;
+    ensure!(fixture.number(EFFECTS).await? == 20, "nothing of a suspended tenant runs");
+    fixture.execute(&format!("{tenant} 'active'")).await?;
+    fixture.wait_settled().await?;
+    fixture.check().await?;
     one.stop().await?;
     two.stop().await
 }

@@ -17,7 +17,7 @@ use futures::{StreamExt, future::join_all, stream};
 use oncebox_control::{Action, BulkAction, Filter};
 use oncebox_model::hooks::POINTS;
 use oncebox_tests::{
-    host::{HostProcess, Options, Scenario, aside},
+    host::{HostFixture, HostProcess, Options, aside},
     kafka::KafkaServer,
     load::{Load, Work},
     proxy::{Proxy, Struck},
@@ -78,7 +78,7 @@ async fn dies_at(point: &'static str, own_database: bool) -> Result<()> {
     let seed = rand::random();
     let mut rng = StdRng::seed_from_u64(seed);
     let order = if own_database { "sequence" } else { "none" };
-    let scenario = Scenario::with(Options { own_database, order, ..Options::default() }).await?;
+    let fixture = HostFixture::with(Options { own_database, order, ..Options::default() }).await?;
     let mut load = Load::of([
         Work::Pay,
         Work::Fails(2),
@@ -90,11 +90,11 @@ async fn dies_at(point: &'static str, own_database: bool) -> Result<()> {
     ]);
     load.mix(&mut rng, 40);
     let load = if own_database { load.keyed(&mut rng, 16).shuffled(&mut rng, 8) } else { load };
-    scenario.send(&load).await?;
+    fixture.send(&load).await?;
 
     let armed = format!("{point}@{}", pass(point));
-    let host = scenario.start("a", &[("ONCEBOX_FAILPOINT", &armed)])?;
-    let other = provoke(point, &scenario, &host).await?;
+    let host = fixture.start("a", &[("ONCEBOX_FAILPOINT", &armed)])?;
+    let other = provoke(point, &fixture, &host).await?;
     let status = host
         .wait_exit(Duration::from_secs(40))
         .await
@@ -102,36 +102,36 @@ async fn dies_at(point: &'static str, own_database: bool) -> Result<()> {
     ensure!(status.signal() == Some(libc::SIGKILL), "the host ended with {status}");
     if other.is_none() {
         // S1-006.
-        scenario.check_whole().await?;
+        fixture.check_whole().await?;
     }
 
-    let host = scenario.start("a", &[])?;
-    scenario.send(&load).await?;
-    scenario.wait_settled().await.with_context(|| format!("seed {seed}"))?;
+    let host = fixture.start("a", &[])?;
+    fixture.send(&load).await?;
+    fixture.wait_settled().await.with_context(|| format!("seed {seed}"))?;
     // S0-001, S0-023, S0-046, S1-001, S1-004, S1-005, S1-008, S1-009, S1-010, S1-036, S1-104,
     // S1-105, S2-008, S4-003.
-    scenario.check().await.with_context(|| format!("seed {seed}"))?;
+    fixture.check().await.with_context(|| format!("seed {seed}"))?;
     host.stop().await?;
     if let Some(other) = other {
         other.stop().await?;
     }
-    scenario.check().await
+    fixture.check().await
 }
 
 /// Most points are passed by the messages; partitions are given up when someone asks for them.
 async fn provoke(
     point: &str,
-    scenario: &Scenario,
+    fixture: &HostFixture,
     host: &HostProcess,
 ) -> Result<Option<HostProcess>> {
     match point {
         "kafka:revoke:before" => {
-            scenario.wait_settled().await?;
+            fixture.wait_settled().await?;
             // One that waits for something to read would not ask for any.
-            Ok(Some(scenario.start("b", &[("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0")])?))
+            Ok(Some(fixture.start("b", &[("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0")])?))
         }
         "kafka:commit:before" | "kafka:commit:after" => {
-            scenario.until("SELECT count(*) FROM {schema}.ledger_entry", 5).await?;
+            fixture.until("SELECT count(*) FROM {schema}.ledger_entry", 5).await?;
             host.signal(libc::SIGTERM);
             Ok(None)
         }
@@ -143,36 +143,36 @@ async fn provoke(
 /// its partition, or takes its neighbours with it. A3, S1-010, S1-070.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_kills_the_process_is_parked_and_its_neighbours_complete() {
-    let scenario = Scenario::with(Options { partitions: 1, ..Options::default() }).await.unwrap();
+    let fixture = HostFixture::with(Options { partitions: 1, ..Options::default() }).await.unwrap();
     let mut load = Load::of([Work::Pay, Work::Pay, Work::Sleeps(2_000), Work::Pay, Work::Open]);
     (0..20).for_each(|_| load.push(Work::Pay));
-    scenario.send(&load).await.unwrap();
+    fixture.send(&load).await.unwrap();
     let killer = load.deliveries[2].id.clone();
 
     let mut kills = 0;
-    let mut host = scenario.start("a", &[]).unwrap();
+    let mut host = fixture.start("a", &[]).unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
-        let found = scenario.found().await.unwrap();
+        let found = fixture.found().await.unwrap();
         let row = found.iter().find(|row| row.message_id == killer);
         if row.is_some_and(|row| row.is_settled()) {
             break;
         }
         assert!(Instant::now() < deadline, "killed {kills} times, and still: {row:?}");
         // The handler is in its statement: this is the process dying of the message.
-        if scenario.sleeping().await.unwrap() > 0 {
+        if fixture.sleeping().await.unwrap() > 0 {
             host.kill().await.unwrap();
             kills += 1;
             // PostgreSQL notices within half a second that its client is gone.
-            while scenario.sleeping().await.unwrap() > 0 {
+            while fixture.sleeping().await.unwrap() > 0 {
                 sleep(Duration::from_millis(20)).await;
             }
-            host = scenario.start("a", &[]).unwrap();
+            host = fixture.start("a", &[]).unwrap();
         }
         sleep(Duration::from_millis(20)).await;
     }
-    scenario.wait_settled().await.unwrap();
-    let found = scenario.found().await.unwrap();
+    fixture.wait_settled().await.unwrap();
+    let found = fixture.found().await.unwrap();
     let row = found.iter().find(|row| row.message_id == killer).unwrap();
     // S1-010.
     assert_eq!(
@@ -187,7 +187,7 @@ async fn a_message_that_kills_the_process_is_parked_and_its_neighbours_complete(
         found.iter().filter(|row| row.message_id != killer).all(|row| row.status == "completed"),
         "{found:?}"
     );
-    scenario.check().await.unwrap();
+    fixture.check().await.unwrap();
     // Of the killer's three leases that ran out two were taken over; with the third it is parked. A
     // neighbour that the other worker ran when the process died was taken over too.
     let log = std::fs::read_to_string(host.log()).unwrap();
@@ -372,19 +372,19 @@ impl Drop for Taken {
 
 /// Count what really struck: a kind of trouble that was asked of a connection on which nothing
 /// moved is none.
-fn count(troubles: &[String], scenario: &Scenario) {
+fn count(troubles: &[String], fixture: &HostFixture) {
     let mut struck = STRUCK.lock().unwrap_or_else(PoisonError::into_inner);
     TROUBLES.fetch_add(troubles.len(), Ordering::SeqCst);
     for kind in KINDS {
         let of_proxies = |count: fn(&Struck) -> &AtomicUsize| {
-            scenario
+            fixture
                 .ways()
                 .iter()
                 .map(|way| count(way.struck()).load(Ordering::SeqCst))
                 .sum::<usize>()
         };
         let of_brokers = |count: fn(&Struck) -> &AtomicUsize| {
-            scenario.broker_way().map_or(0, |way| count(way.struck()).load(Ordering::SeqCst))
+            fixture.broker_way().map_or(0, |way| count(way.struck()).load(Ordering::SeqCst))
         };
         *struck.entry(kind).or_default() += match kind {
             "swallowed" => of_proxies(|struck| &struck.swallowed),
@@ -423,20 +423,20 @@ async fn survive(seed: u64, order: &'static str) -> Result<String> {
             {own_database}"
     );
     let taken = Taken::one().await?;
-    let mut scenario = Scenario::with(options).await?;
-    scenario.reach_brokers_by(taken.proxy()?);
+    let mut fixture = HostFixture::with(options).await?;
+    fixture.reach_brokers_by(taken.proxy()?);
     let load = Load::mixed(&mut rng, 600);
     let load = match order {
         "none" => load,
         "key" => load.keyed(&mut rng, 64),
         _ => load.keyed(&mut rng, 64).shuffled(&mut rng, 100),
     };
-    let mut hosts = [Some(scenario.start("a", &STARTED)?), None];
+    let mut hosts = [Some(fixture.start("a", &STARTED)?), None];
     let mut troubles = Vec::new();
 
     let sending = async {
         for part in load.deliveries.chunks(20) {
-            scenario.send(&Load { deliveries: part.to_vec() }).await?;
+            fixture.send(&Load { deliveries: part.to_vec() }).await?;
             sleep(TROUBLE / 30).await;
         }
         anyhow::Ok(())
@@ -445,7 +445,7 @@ async fn survive(seed: u64, order: &'static str) -> Result<String> {
         let until = Instant::now() + TROUBLE;
         while Instant::now() < until {
             sleep(Duration::from_millis(rng.random_range(50..900))).await;
-            troubles.push(make_trouble(&scenario, &mut hosts, &mut rng, order).await?);
+            troubles.push(make_trouble(&fixture, &mut hosts, &mut rng, order).await?);
         }
         anyhow::Ok(())
     };
@@ -453,9 +453,9 @@ async fn survive(seed: u64, order: &'static str) -> Result<String> {
     sent?;
     troubled.with_context(|| told.clone())?;
 
-    heal(&scenario, &mut hosts).await?;
+    heal(&fixture, &mut hosts).await?;
     let told = format!("{told}; {}", troubles.join(" "));
-    let released = match settle(&scenario, &troubles).await {
+    let released = match settle(&fixture, &troubles).await {
         Ok(released) => released,
         Err(error) => {
             let hosts = join_all(hosts.iter().flatten().map(HostProcess::told)).await;
@@ -466,21 +466,21 @@ async fn survive(seed: u64, order: &'static str) -> Result<String> {
         "{told}{}",
         if released > 0 { format!("; released {released} times") } else { String::new() }
     );
-    count(&troubles, &scenario);
+    count(&troubles, &fixture);
     // S0-001, S0-004, S0-034, S1-002, S1-020, S1-061, S1-062, S1-118, S3-025, S4-001, S4-002.
-    scenario.check().await.with_context(|| told.clone())?;
+    fixture.check().await.with_context(|| told.clone())?;
     let told = if order != "none" {
-        format!("{told}; {}", finish_keys(&scenario).await.with_context(|| told.clone())?)
+        format!("{told}; {}", finish_keys(&fixture).await.with_context(|| told.clone())?)
     } else {
         told
     };
     for host in hosts.iter().flatten() {
         host.stop().await.with_context(|| told.clone())?;
     }
-    if order != "none" { scenario.check_order().await } else { scenario.check().await }
+    if order != "none" { fixture.check_order().await } else { fixture.check().await }
         .with_context(|| told.clone())?;
     let crashed =
-        scenario.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'crashed'").await?;
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'crashed'").await?;
     Ok(format!("{told}; {crashed} parked as crashed"))
 }
 
@@ -488,7 +488,7 @@ async fn survive(seed: u64, order: &'static str) -> Result<String> {
 /// host was killed while it made its client for the first time, or two were while they joined its
 /// group. A host that is not heard of for long, since it was paused or its database was out of
 /// reach, counts as dead.
-async fn settle(scenario: &Scenario, troubles: &[String]) -> Result<usize> {
+async fn settle(fixture: &HostFixture, troubles: &[String]) -> Result<usize> {
     let is_silence = |trouble: &str| {
         trouble.starts_with("pause")
             || (trouble.starts_with("swallow") && !trouble.contains("brokers"))
@@ -501,7 +501,7 @@ async fn settle(scenario: &Scenario, troubles: &[String]) -> Result<usize> {
     let releasing = async {
         loop {
             sleep(Duration::from_millis(500)).await;
-            if scenario.release_quarantined().await? {
+            if fixture.release_quarantined().await? {
                 released += 1;
                 ensure!(
                     released <= silenced,
@@ -511,7 +511,7 @@ async fn settle(scenario: &Scenario, troubles: &[String]) -> Result<usize> {
         }
     };
     tokio::select! {
-        settled = scenario.wait_settled_within(SETTLED) => settled?,
+        settled = fixture.wait_settled_within(SETTLED) => settled?,
         failed = releasing => failed?,
     }
     Ok(released)
@@ -519,12 +519,12 @@ async fn settle(scenario: &Scenario, troubles: &[String]) -> Result<usize> {
 
 /// What stands behind a message that will not run any more follows in its turn, when a person is
 /// done with that.
-async fn finish_keys(scenario: &Scenario) -> Result<String> {
+async fn finish_keys(fixture: &HostFixture) -> Result<String> {
     const WAITING: &str =
         "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status = 'waiting'";
-    let waited = scenario.number(WAITING).await?;
+    let waited = fixture.number(WAITING).await?;
     let deadline = Instant::now() + Duration::from_secs(60);
-    while scenario
+    while fixture
         .number(
             "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status NOT \
             IN ('completed', 'discarded')",
@@ -532,7 +532,7 @@ async fn finish_keys(scenario: &Scenario) -> Result<String> {
         .await?
         > 0
     {
-        ensure!(Instant::now() < deadline, "messages do not follow: {:?}", scenario.found().await?);
+        ensure!(Instant::now() < deadline, "messages do not follow: {:?}", fixture.found().await?);
         for reason in ["reject", "park", "no_route", "crashed", "undecodable"] {
             let filter = Filter { reason: Some(reason.to_owned()), ..Filter::default() };
             let reason = "they are looked at".to_owned();
@@ -544,11 +544,11 @@ async fn finish_keys(scenario: &Scenario) -> Result<String> {
                 as_of: None,
                 limit: 1_000,
             };
-            scenario.admin.act_on_messages(&scenario.tenant.name, "payments", &bulk).await?;
+            fixture.admin.act_on_messages(&fixture.tenant.name, "payments", &bulk).await?;
         }
         sleep(Duration::from_millis(50)).await;
     }
-    scenario.check_order().await?;
+    fixture.check_order().await?;
     Ok(format!("{waited} waited behind dead letters, and followed"))
 }
 
@@ -557,21 +557,21 @@ async fn finish_keys(scenario: &Scenario) -> Result<String> {
 const STARTED: [(&str, &str); 1] = [("ONCEBOX_DATABASE_IDLE_IN_TRANSACTION_TIMEOUT_MS", "1500")];
 
 /// Start a host, on a machine whose clock may be days off; how far.
-fn start(scenario: &Scenario, name: &str, rng: &mut StdRng) -> Result<(HostProcess, String)> {
+fn start(fixture: &HostFixture, name: &str, rng: &mut StdRng) -> Result<(HostProcess, String)> {
     let days: i64 = if rng.random_bool(0.3) { rng.random_range(-400..400) } else { 0 };
     let ahead = (days * 86_400).to_string();
-    let host = scenario.start(name, &[STARTED[0], ("ONCEBOX_CLOCK_AHEAD_S", &ahead)])?;
+    let host = fixture.start(name, &[STARTED[0], ("ONCEBOX_CLOCK_AHEAD_S", &ahead)])?;
     Ok((host, if days == 0 { String::new() } else { format!("{days:+}-days") }))
 }
 
 async fn make_trouble(
-    scenario: &Scenario,
+    fixture: &HostFixture,
     hosts: &mut [Option<HostProcess>; 2],
     rng: &mut StdRng,
     order: &'static str,
 ) -> Result<String> {
     if rng.random_bool(0.4) {
-        return make_trouble_between(scenario, rng, order).await;
+        return make_trouble_between(fixture, rng, order).await;
     }
     let place = rng.random_range(0..hosts.len());
     let name = ["a", "b"][place];
@@ -580,7 +580,7 @@ async fn make_trouble(
         .or_else(|| hosts[place].take())
         .filter(HostProcess::is_running)
     else {
-        let (host, off) = start(scenario, name, rng)?;
+        let (host, off) = start(fixture, name, rng)?;
         hosts[place] = Some(host);
         return Ok(format!("start-{name}{off}"));
     };
@@ -589,7 +589,7 @@ async fn make_trouble(
             host.kill().await?;
             let mut again = String::new();
             if rng.random_bool(0.7) {
-                let (host, off) = start(scenario, name, rng)?;
+                let (host, off) = start(fixture, name, rng)?;
                 hosts[place] = Some(host);
                 again = format!("-again{off}");
             }
@@ -605,7 +605,7 @@ async fn make_trouble(
         }
         7..9 => {
             hosts[place] = Some(host);
-            Ok(format!("cut-{}", scenario.cut_sessions().await?))
+            Ok(format!("cut-{}", fixture.cut_sessions().await?))
         }
         _ => {
             host.signal(libc::SIGTERM);
@@ -617,12 +617,12 @@ async fn make_trouble(
 
 /// Trouble that no host is asked about: of networks, servers and people.
 async fn make_trouble_between(
-    scenario: &Scenario,
+    fixture: &HostFixture,
     rng: &mut StdRng,
     order: &'static str,
 ) -> Result<String> {
-    let way = scenario.ways().choose(rng).context("hosts reach their databases through proxies")?;
-    let brokers = scenario.broker_way().context("hosts reach the brokers through a proxy")?;
+    let way = fixture.ways().choose(rng).context("hosts reach their databases through proxies")?;
+    let brokers = fixture.broker_way().context("hosts reach the brokers through a proxy")?;
     Ok(match rng.random_range(0..13) {
         // A firewall forgets the connections that there are; new ones work.
         0 => format!("swallow-{}", way.swallow_present()),
@@ -642,27 +642,27 @@ async fn make_trouble_between(
             way.withhold_next_commit();
             "withhold".to_owned()
         }
-        4 => format!("ended-all-{}", scenario.end_all_sessions().await?),
+        4 => format!("ended-all-{}", fixture.end_all_sessions().await?),
         // The messages of a key would come over several partitions, in no order.
         5 if order != "key" => {
-            let partitions = scenario.partitions() + 1;
-            scenario.add_partitions(partitions).await?;
+            let partitions = fixture.partitions() + 1;
+            fixture.add_partitions(partitions).await?;
             format!("partitions-{partitions}")
         }
-        6 => match scenario.admin.rotate_credentials(&scenario.tenant.name).await {
+        6 => match fixture.admin.rotate_credentials(&fixture.tenant.name).await {
             Ok(_) => "rotated".to_owned(),
             // Its own database did not hear of it; a host brings it there.
             Err(error) => format!("rotat-later({error})"),
         },
         7 => {
-            scenario.fill_disk(true).await?;
+            fixture.fill_disk(true).await?;
             let while_ms = rng.random_range(200..2_500);
             sleep(Duration::from_millis(while_ms)).await;
-            scenario.fill_disk(false).await?;
+            fixture.fill_disk(false).await?;
             format!("full-{while_ms}")
         }
         8 => {
-            scenario.make_topic_again_and_resend().await?;
+            fixture.make_topic_again_and_resend().await?;
             "topic-again".to_owned()
         }
         9 => format!("swallow-brokers-{}", brokers.swallow_present()),
@@ -683,14 +683,14 @@ async fn make_trouble_between(
                 "seek",
                 "payments",
                 "--tenant",
-                scenario.tenant.name.as_str(),
+                fixture.tenant.name.as_str(),
                 "--to",
                 "beginning",
                 "--yes",
                 "--wait",
                 "3",
             ];
-            match scenario.ok(&of).await {
+            match fixture.ok(&of).await {
                 Ok(_) => "sought".to_owned(),
                 // It waits for hosts that are paused, or another one is under way.
                 Err(error) => format!(
@@ -702,13 +702,13 @@ async fn make_trouble_between(
     })
 }
 
-async fn heal(scenario: &Scenario, hosts: &mut [Option<HostProcess>; 2]) -> Result<()> {
-    scenario.ways().iter().chain(scenario.broker_way()).for_each(Proxy::heal);
-    scenario.fill_disk(false).await?;
+async fn heal(fixture: &HostFixture, hosts: &mut [Option<HostProcess>; 2]) -> Result<()> {
+    fixture.ways().iter().chain(fixture.broker_way()).for_each(Proxy::heal);
+    fixture.fill_disk(false).await?;
     for (host, name) in hosts.iter_mut().zip(["a", "b"]) {
         // One that is draining comes to its end beside its successor.
         if !host.as_ref().is_some_and(HostProcess::is_running) {
-            *host = Some(scenario.start(name, &STARTED)?);
+            *host = Some(fixture.start(name, &STARTED)?);
         }
     }
     Ok(())

@@ -15,8 +15,8 @@ use oncebox_inbox::{
 };
 use oncebox_model::{InboxError, TenantLimits, record::Record};
 use oncebox_tests::{
-    host::{Options, Scenario},
-    inbox::{DEADLINE, TestConsumer, World, record},
+    host::{HostFixture, Options},
+    inbox::{DEADLINE, InboxFixture, TestConsumer, record},
     load::{Load, Work},
 };
 use tokio::{
@@ -35,9 +35,9 @@ impl Host {
         Self { budget: Budget::of(32, HostBounds::new(transactions_max, memory_bytes_max)) }
     }
 
-    fn inbox(&self, world: &World, consumer: &TestConsumer) -> Arc<ConsumerInbox> {
+    fn inbox(&self, fixture: &InboxFixture, consumer: &TestConsumer) -> Arc<ConsumerInbox> {
         let sessions = Sessions::of(
-            world.admin.session_target(&consumer.tenant).unwrap(),
+            fixture.admin.session_target(&consumer.tenant).unwrap(),
             &SessionSettings::default(),
             self.budget.clone(),
         );
@@ -49,7 +49,7 @@ impl Host {
             consumer.policy.clone(),
             "host".into(),
             sessions,
-            world.scripts(),
+            fixture.scripts(),
         )
     }
 
@@ -136,14 +136,15 @@ impl Backlog {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_few_messages_overtake_a_backlog_of_two_hundred_thousand() {
     const BACKLOG: usize = 200_000;
-    let world = World::new().await;
-    let (a, b) = (world.tenant("a", "").await, world.tenant("b", "").await);
-    let (a, b) = (world.consumer(&a, "orders", "").await, world.consumer(&b, "orders", "").await);
+    let fixture = InboxFixture::new().await;
+    let (a, b) = (fixture.tenant("a", "").await, fixture.tenant("b", "").await);
+    let (a, b) =
+        (fixture.consumer(&a, "orders", "").await, fixture.consumer(&b, "orders", "").await);
     let host = Host::of(2, 4 << 30);
     // A new connection is slow at first, and what it costs is B's; that is paid for before.
-    let mut partition = PartitionInbox::open(host.inbox(&world, &b), "t", 0, 0).await.unwrap();
+    let mut partition = PartitionInbox::open(host.inbox(&fixture, &b), "t", 0, 0).await.unwrap();
     assert_eq!(partition.process(&[at(0, 0, "b0", "")]).await.unwrap(), 1);
-    let backlog = Backlog::start(&host.inbox(&world, &a), 16, BACKLOG, "");
+    let backlog = Backlog::start(&host.inbox(&fixture, &a), 16, BACKLOG, "");
     let before = Instant::now() + DEADLINE;
     while host.snapshot().waiting < 13 || host.counts(&a.tenant).messages == 0 {
         assert!(Instant::now() < before, "the backlog does not wait: {:?}", host.snapshot());
@@ -174,22 +175,24 @@ async fn a_few_messages_overtake_a_backlog_of_two_hundred_thousand() {
         "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {} AND status = 'completed'",
         b.row.consumer_id
     );
-    assert_eq!(world.number(of_b).await, 41);
-    world.finish().await;
+    assert_eq!(fixture.number(of_b).await, 41);
+    fixture.finish().await;
 }
 
 /// What could go wrong: a tenant gets more than its weight because it has more partitions, or less.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_busy_tenants_share_the_host_by_their_weights() {
-    let world = World::new().await;
-    let (light, heavy) = (world.tenant("light", "").await, world.tenant("heavy", "").await);
+    let fixture = InboxFixture::new().await;
+    let (light, heavy) = (fixture.tenant("light", "").await, fixture.tenant("heavy", "").await);
     let heavy = limited(&heavy, TenantLimits { weight: 300, ..TenantLimits::default() });
-    let (light, heavy) =
-        (world.consumer(&light, "orders", "").await, world.consumer(&heavy, "orders", "").await);
+    let (light, heavy) = (
+        fixture.consumer(&light, "orders", "").await,
+        fixture.consumer(&heavy, "orders", "").await,
+    );
     let host = Host::of(2, 4 << 30);
     // The lighter one has four times the partitions.
-    let of_light = Backlog::start(&host.inbox(&world, &light), 16, 160_000, "");
-    let of_heavy = Backlog::start(&host.inbox(&world, &heavy), 4, 160_000, "");
+    let of_light = Backlog::start(&host.inbox(&fixture, &light), 16, 160_000, "");
+    let of_heavy = Backlog::start(&host.inbox(&fixture, &heavy), 4, 160_000, "");
     let counts = || (host.counts(&light.tenant), host.counts(&heavy.tenant));
     let began = loop {
         let (light, heavy) = counts();
@@ -221,12 +224,12 @@ async fn two_busy_tenants_share_the_host_by_their_weights() {
     assert!((2.6..3.4).contains(&by_cost), "{by_cost} times the cost");
     of_light.stop().await;
     of_heavy.stop().await;
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// All of a tenant's messages in eight partitions, to their end; none failed, and each ran once.
 async fn all_complete(
-    world: &World,
+    fixture: &InboxFixture,
     host: &Host,
     consumer: &TestConsumer,
     messages: usize,
@@ -235,7 +238,7 @@ async fn all_complete(
     let (most, stop) = (Arc::new(AtomicI64::new(0)), CancellationToken::new());
     let watch = tokio::spawn({
         let (pool, login, most, stop) =
-            (world.pool.clone(), consumer.tenant.login.clone(), most.clone(), stop.clone());
+            (fixture.pool.clone(), consumer.tenant.login.clone(), most.clone(), stop.clone());
         async move {
             while !stop.is_cancelled() {
                 const SESSIONS: &str = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1 \
@@ -247,7 +250,7 @@ async fn all_complete(
             }
         }
     });
-    let inbox = host.inbox(world, consumer);
+    let inbox = host.inbox(fixture, consumer);
     let worker_stop = CancellationToken::new();
     let worker = tokio::spawn(retry::work(inbox.clone(), worker_stop.clone()));
     Backlog::start(&inbox, 8, messages, script).done().await;
@@ -257,8 +260,8 @@ async fn all_complete(
     watch.await.unwrap();
     let of_consumer =
         format!("FROM oncebox.inbox WHERE consumer_id = {}", consumer.row.consumer_id);
-    let all = world.number(format!("SELECT count(*) {of_consumer}")).await;
-    let well = world
+    let all = fixture.number(format!("SELECT count(*) {of_consumer}")).await;
+    let well = fixture
         .number(format!(
             "SELECT count(*) {of_consumer} AND status = 'completed' AND attempts \
             <= 1 AND last_error IS NULL"
@@ -287,11 +290,11 @@ async fn over_every_cap_messages_wait_and_none_fails() {
         ("rate", TenantLimits { messages_per_second: Some(40), ..none() }, 32),
         ("nothing", none(), 32),
     ] {
-        let world = World::new().await;
-        let tenant = limited(&world.tenant("acme", "").await, limits);
-        let consumer = world.consumer(&tenant, "orders", policy).await;
+        let fixture = InboxFixture::new().await;
+        let tenant = limited(&fixture.tenant("acme", "").await, limits);
+        let consumer = fixture.consumer(&tenant, "orders", policy).await;
         let (host, started) = (Host::of(32, 4 << 30), Instant::now());
-        let (counts, sessions) = all_complete(&world, &host, &consumer, MESSAGES, SLOW).await;
+        let (counts, sessions) = all_complete(&fixture, &host, &consumer, MESSAGES, SLOW).await;
         println!(
             "{name}: {} transactions and {sessions} sessions at once, in {:?}",
             counts.running_peak,
@@ -312,7 +315,7 @@ async fn over_every_cap_messages_wait_and_none_fails() {
             ),
             _ => assert_eq!(counts.running_peak, at_once),
         }
-        world.finish().await;
+        fixture.finish().await;
     }
     // What all tenants share, and what a consumer may have.
     for (name, host, limits) in [
@@ -321,13 +324,13 @@ async fn over_every_cap_messages_wait_and_none_fails() {
         ("the consumer's transactions", Host::of(32, 4 << 30), ", transactions_max = 1"),
         ("memory for less than one", Host::of(32, 1 << 20), ""),
     ] {
-        let world = World::new().await;
+        let fixture = InboxFixture::new().await;
         let policy = format!(
             "batch = {{ messages_max = 4 }}\nlimits = {{ deadline_ms = 300, memory_bytes = \
                 67108864{limits} }}"
         );
-        let consumer = world.consumer(&world.tenant("acme", "").await, "orders", &policy).await;
-        let (counts, _) = all_complete(&world, &host, &consumer, 32, "sleep 20").await;
+        let consumer = fixture.consumer(&fixture.tenant("acme", "").await, "orders", &policy).await;
+        let (counts, _) = all_complete(&fixture, &host, &consumer, 32, "sleep 20").await;
         println!(
             "{name}: {} transactions, {} bytes at once",
             counts.running_peak, counts.memory_bytes_peak
@@ -336,39 +339,39 @@ async fn over_every_cap_messages_wait_and_none_fails() {
         let runs = counts.memory_bytes_peak <= 64 << 20;
         let in_turn = counts.running_peak == 1 || name != "the host's transactions";
         assert!(runs && in_turn, "{name}: {counts:?}");
-        world.finish().await;
+        fixture.finish().await;
     }
 }
 
 /// What could go wrong: a consumer's rate holds up another one of its tenant.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumers_rate_is_its_own() {
-    let world = World::new().await;
-    let tenant = world.tenant("acme", "").await;
-    let slow = world.consumer(&tenant, "slow", "limits = { messages_per_second = 1 }").await;
-    let fast = world.consumer(&tenant, "fast", "").await;
+    let fixture = InboxFixture::new().await;
+    let tenant = fixture.tenant("acme", "").await;
+    let slow = fixture.consumer(&tenant, "slow", "limits = { messages_per_second = 1 }").await;
+    let fast = fixture.consumer(&tenant, "fast", "").await;
     let host = Host::of(8, 4 << 30);
-    let of_slow = Backlog::start(&host.inbox(&world, &slow), 4, 1_000, "");
-    Backlog::start(&host.inbox(&world, &fast), 4, 1_000, "").done().await;
+    let of_slow = Backlog::start(&host.inbox(&fixture, &slow), 4, 1_000, "");
+    Backlog::start(&host.inbox(&fixture, &fast), 4, 1_000, "").done().await;
     assert!(of_slow.left() > 900, "{} of 1,000 are left", of_slow.left());
     for worker in of_slow.workers {
         worker.abort(); // it waits for its rate, and nothing of it runs
     }
-    world.until("SELECT count(*) >= 1000 FROM oncebox.inbox WHERE status = 'completed'").await;
-    world.finish().await;
+    fixture.until("SELECT count(*) >= 1000 FROM oncebox.inbox WHERE status = 'completed'").await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a host that runs keeps to the limits of its start.
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_that_change_take_effect_at_once() {
-    let world = World::new().await;
+    let fixture = InboxFixture::new().await;
     let tenant = limited(
-        &world.tenant("acme", "").await,
+        &fixture.tenant("acme", "").await,
         TenantLimits { transactions_max: Some(1), ..TenantLimits::default() },
     );
-    let consumer = world.consumer(&tenant, "orders", "batch = { messages_max = 1 }").await;
-    let (host, gate) = (Host::of(8, 4 << 30), world.control.gate("held"));
-    let backlog = Backlog::start(&host.inbox(&world, &consumer), 4, 4, "gate held");
+    let consumer = fixture.consumer(&tenant, "orders", "batch = { messages_max = 1 }").await;
+    let (host, gate) = (Host::of(8, 4 << 30), fixture.control.gate("held"));
+    let backlog = Backlog::start(&host.inbox(&fixture, &consumer), 4, 4, "gate held");
     gate.reached(1).await;
     while host.snapshot().waiting < 3 {
         sleep(Duration::from_millis(5)).await;
@@ -381,39 +384,39 @@ async fn limits_that_change_take_effect_at_once() {
     assert_eq!((host.snapshot().running, host.snapshot().waiting), (3, 1));
     gate.open();
     backlog.done().await;
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a host that is told to stop waits for what waits; or its limits are those
 /// of its start. The tenant may have one message a second, and a hundred and fifty wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_stops_at_once_while_transactions_wait() {
-    let scenario = Scenario::with(Options { partitions: 6, ..Options::default() }).await.unwrap();
+    let fixture = HostFixture::with(Options { partitions: 6, ..Options::default() }).await.unwrap();
     let load = Load::of((0..150).map(|_| Work::Pay));
-    scenario.open_accounts(&load).await.unwrap();
-    set_rate(&scenario, "1").await;
-    let host = scenario.start_ready("a", &[]).await.unwrap();
-    scenario.send(&load).await.unwrap();
-    scenario.until("SELECT count(*) FROM oncebox.inbox", 3).await.unwrap();
+    fixture.open_accounts(&load).await.unwrap();
+    set_rate(&fixture, "1").await;
+    let host = fixture.start_ready("a", &[]).await.unwrap();
+    fixture.send(&load).await.unwrap();
+    fixture.until("SELECT count(*) FROM oncebox.inbox", 3).await.unwrap();
     let stopping = Instant::now();
     host.stop().await.unwrap();
     assert!(stopping.elapsed() < Duration::from_secs(8), "it took {:?}", stopping.elapsed());
-    let done = scenario.number("SELECT count(*) FROM oncebox.inbox").await.unwrap();
+    let done = fixture.number("SELECT count(*) FROM oncebox.inbox").await.unwrap();
     assert!(done < 75, "{done} messages at one a second");
     // The rate ends while the next host runs.
-    let host = scenario.start_ready("a", &[]).await.unwrap();
-    set_rate(&scenario, "null").await;
-    scenario.wait_settled().await.unwrap();
-    scenario.check().await.unwrap();
+    let host = fixture.start_ready("a", &[]).await.unwrap();
+    set_rate(&fixture, "null").await;
+    fixture.wait_settled().await.unwrap();
+    fixture.check().await.unwrap();
     host.stop().await.unwrap();
 }
 
-async fn set_rate(scenario: &Scenario, rate: &str) {
+async fn set_rate(fixture: &HostFixture, rate: &str) {
     let limits = format!(
         "UPDATE oncebox.tenant SET limits = '{{\"messages_per_second\": {rate}}}', revision = \
             revision + 1"
     );
-    scenario.execute(&limits).await.unwrap();
+    fixture.execute(&limits).await.unwrap();
 }
 
 /// Longer than any test: handlers that hold a place until the test lets them go.
@@ -423,15 +426,15 @@ const HOLDS: &str = "limits = { deadline_ms = 600000 }\nretry = { lease_ms = 700
 /// Tenants whose handlers hold their places until the gate opens, each with messages in so many
 /// partitions. What they run is given up with the test.
 async fn besiege(
-    world: &World,
+    fixture: &InboxFixture,
     host: &Host,
     tenants: usize,
     partitions: i32,
 ) -> Vec<JoinHandle<()>> {
     let mut workers = Vec::new();
     for n in 0..tenants {
-        let tenant = world.tenant(&format!("slow-{n}"), "").await;
-        let inbox = host.inbox(world, &world.consumer(&tenant, "orders", HOLDS).await);
+        let tenant = fixture.tenant(&format!("slow-{n}"), "").await;
+        let inbox = host.inbox(fixture, &fixture.consumer(&tenant, "orders", HOLDS).await);
         workers.extend((0..partitions).map(|partition| {
             let inbox = inbox.clone();
             tokio::spawn(async move {
@@ -456,15 +459,15 @@ async fn besiege(
 async fn one_to_forty_slow_tenants_hold_up_nobody() {
     const MESSAGES: i64 = 100;
     for tenants in [1, 4, 5, 40] {
-        let world = World::new().await;
-        let victim = world.consumer(&world.tenant("victim", "").await, "orders", "").await;
+        let fixture = InboxFixture::new().await;
+        let victim = fixture.consumer(&fixture.tenant("victim", "").await, "orders", "").await;
         let host = Host::of(32, 4 << 30);
-        let inbox = host.inbox(&world, &victim);
-        let gate = world.control.gate("siege");
+        let inbox = host.inbox(&fixture, &victim);
+        let gate = fixture.control.gate("siege");
         let mut partition = PartitionInbox::open(inbox, "t", 0, 0).await.unwrap();
         assert_eq!(partition.process(&[at(0, 0, "before", "")]).await.unwrap(), 1);
         let partitions = (40 / tenants).max(2);
-        let slow = besiege(&world, &host, tenants, partitions as i32).await;
+        let slow = besiege(&fixture, &host, tenants, partitions as i32).await;
         let before = Instant::now() + DEADLINE;
         while host.snapshot().running < 28 {
             assert!(Instant::now() < before, "the places are not seized: {:?}", host.snapshot());
@@ -494,14 +497,14 @@ async fn one_to_forty_slow_tenants_hold_up_nobody() {
             victim.row.consumer_id
         );
         assert_eq!(
-            world.number(format!("SELECT count(*) FROM oncebox.inbox WHERE {of_victim}")).await,
+            fixture.number(format!("SELECT count(*) FROM oncebox.inbox WHERE {of_victim}")).await,
             MESSAGES + 1
         );
         gate.open();
         for slow in slow {
             timeout(DEADLINE, slow).await.expect("they end").unwrap();
         }
-        let well = world
+        let well = fixture
             .number(
                 "SELECT count(*) FROM oncebox.inbox WHERE status = 'completed' AND attempts <= 1",
             )
@@ -513,17 +516,17 @@ async fn one_to_forty_slow_tenants_hold_up_nobody() {
         );
         partition.close().await;
         assert_eq!(host.snapshot().running, 0);
-        world.finish().await;
+        fixture.finish().await;
     }
 }
 
 /// A message whose handler computes, with the task that settles it.
 async fn computing(
-    world: &World,
+    fixture: &InboxFixture,
     host: &Host,
 ) -> (TestConsumer, Arc<ConsumerInbox>, JoinHandle<(PartitionInbox, Result<usize, InboxError>)>) {
-    let consumer = world.consumer(&world.tenant("acme", "").await, "orders", HOLDS).await;
-    let inbox = host.inbox(world, &consumer);
+    let consumer = fixture.consumer(&fixture.tenant("acme", "").await, "orders", HOLDS).await;
+    let inbox = host.inbox(fixture, &consumer);
     let task = tokio::spawn({
         let inbox = inbox.clone();
         async move {
@@ -532,7 +535,7 @@ async fn computing(
             (partition, processed)
         }
     });
-    world.control.gate("held").reached(1).await;
+    fixture.control.gate("held").reached(1).await;
     (consumer, inbox, task)
 }
 
@@ -540,54 +543,54 @@ async fn computing(
 /// place to its deadline (security finding 3).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_ends_with_its_session() {
-    let world = World::new().await;
+    let fixture = InboxFixture::new().await;
     let host = Host::of(8, 4 << 30);
-    let (consumer, _, task) = computing(&world, &host).await;
+    let (consumer, _, task) = computing(&fixture, &host).await;
     let end = format!(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{}'",
         consumer.tenant.login
     );
-    world.execute(end).await;
+    fixture.execute(end).await;
     let (_, ended) = timeout(DEADLINE, task).await.expect("it ends before its gate opens").unwrap();
     assert!(
         matches!(ended, Err(InboxError::LostInHandler { .. } | InboxError::LostInOutage { .. })),
         "{ended:?}"
     );
     assert_eq!(
-        (host.snapshot().running, world.number("SELECT count(*) FROM oncebox.inbox").await),
+        (host.snapshot().running, fixture.number("SELECT count(*) FROM oncebox.inbox").await),
         (0, 0)
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a tenant is suspended, and its handlers hold their places for as long as
 /// they like; or what is stopped leaves an effect or costs an attempt.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_is_stopped_leaves_nothing() {
-    let world = World::new().await;
+    let fixture = InboxFixture::new().await;
     let host = Host::of(8, 4 << 30);
-    let (consumer, inbox, task) = computing(&world, &host).await;
+    let (consumer, inbox, task) = computing(&fixture, &host).await;
     assert_eq!(inbox.stop_handlers(), 1);
     let (mut partition, ended) =
         timeout(DEADLINE, task).await.expect("it ends before its gate opens").unwrap();
     assert!(matches!(ended, Err(InboxError::Stopped { .. })), "{ended:?}");
     assert_eq!(
-        (host.snapshot().running, world.number("SELECT count(*) FROM oncebox.inbox").await),
+        (host.snapshot().running, fixture.number("SELECT count(*) FROM oncebox.inbox").await),
         (0, 0)
     );
-    world.control.gate("held").open();
+    fixture.control.gate("held").open();
     assert_eq!(partition.process(&[at(0, 0, "m", "gate held")]).await.unwrap(), 1);
-    assert_eq!(world.row(&consumer, "m").await.state(), ("completed", None, 1));
-    assert_eq!(world.effects(&consumer, "m").await, 1);
+    assert_eq!(fixture.row(&consumer, "m").await.state(), ("completed", None, 1));
+    assert_eq!(fixture.effects(&consumer, "m").await, 1);
     partition.close().await;
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a tenant's policy says how long its handlers may hold a place, and nobody
 /// else has a say.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operators_bound_on_deadlines_holds() {
-    let world = World::new().await;
+    let fixture = InboxFixture::new().await;
     for (name, bounds, limits) in [
         (
             "host",
@@ -603,17 +606,17 @@ async fn an_operators_bound_on_deadlines_holds() {
             TenantLimits { deadline_ms_max: Some(200), ..TenantLimits::default() },
         ),
     ] {
-        let tenant = limited(&world.tenant(name, "").await, limits);
-        let consumer = world.consumer(&tenant, "orders", HOLDS).await;
+        let tenant = limited(&fixture.tenant(name, "").await, limits);
+        let consumer = fixture.consumer(&tenant, "orders", HOLDS).await;
         let host = Host { budget: Budget::of(32, bounds) };
-        let inbox = host.inbox(&world, &consumer);
+        let inbox = host.inbox(&fixture, &consumer);
         assert_eq!(inbox.deadline_cut(), Some(Duration::from_millis(200)));
         let mut partition = PartitionInbox::open(inbox, "t", 0, 0).await.unwrap();
         let processed = timeout(DEADLINE, partition.process(&[at(0, 0, "m", "gate never")])).await;
         assert_eq!(processed.expect("it is stopped").unwrap(), 1);
-        let row = world.row(&consumer, "m").await;
+        let row = fixture.row(&consumer, "m").await;
         assert_eq!(row.last_error.as_deref(), Some("stopped after 200 ms"), "{row:?}");
         partition.close().await;
     }
-    world.finish().await;
+    fixture.finish().await;
 }

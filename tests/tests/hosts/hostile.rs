@@ -7,20 +7,20 @@
 
 mod attempts;
 mod dump;
-mod stage;
+mod fixture;
 
 use std::{collections::BTreeSet, sync::atomic::Ordering};
 
 use attempts::{migrations, statements, sweep};
+use fixture::{HostileFixture, SEEN, Watch};
 use oncebox_control::{HostLimits, Severity};
 use oncebox_tests::{
     attacks::{self, completes, fails},
+    coverage,
     guests::{End, Step, component, encode, execute, spin},
-    reached,
 };
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Executor};
-use stage::{SEEN, Stage, Watch};
 
 const EFFECT: &str =
     "INSERT INTO effect (consumer, message_id, attempt, version) VALUES ('orders', $1, 1, 1)";
@@ -91,67 +91,67 @@ fn tiny() -> String {
 /// What could go wrong: everything in the list of the issue, and that the victim notices.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hostile_tenant_reaches_nothing_that_is_not_its_own() {
-    let mut stage = Stage::set().await;
-    stage.deploy("run", &hostile(RUN), 1_500).await;
+    let mut fixture = HostileFixture::new().await;
+    fixture.deploy("run", &hostile(RUN), 1_500).await;
     // Catalogs are long.
-    stage.deploy("sweep", &hostile(RUN), 8_000).await;
-    stage.deploy("tell", &hostile(TELL), 1_500).await;
+    fixture.deploy("sweep", &hostile(RUN), 8_000).await;
+    fixture.deploy("tell", &hostile(TELL), 1_500).await;
     let handlers = handlers();
     for case in &handlers {
-        stage.deploy(&case.name, &case.component, 1_500).await;
+        fixture.deploy(&case.name, &case.component, 1_500).await;
     }
     // The planner's statistics hold values.
-    stage.pool.execute("ANALYZE").await.unwrap();
-    stage.open().await;
-    let (stop, sent, loading) = stage.start_load();
-    stage.settled(stage.load, 20).await;
-    let before = dump::foreign(&stage).await;
-    let watch = Watch::start(&stage.pool);
+    fixture.pool.execute("ANALYZE").await.unwrap();
+    fixture.open().await;
+    let (stop, sent, loading) = fixture.start_load();
+    fixture.settled(fixture.load, 20).await;
+    let before = dump::foreign(&fixture).await;
+    let watch = Watch::start(&fixture.pool);
 
-    let (sent_by_attacker, must_fail) = attack(&stage, &handlers).await;
-    let mut answers = migrate(&stage).await;
-    stage.settled(stage.evil, sent_by_attacker).await;
-    answers.extend(requests(&stage).await);
+    let (sent_by_attacker, must_fail) = attack(&fixture, &handlers).await;
+    let mut answers = migrate(&fixture).await;
+    fixture.settled(fixture.evil, sent_by_attacker).await;
+    answers.extend(requests(&fixture).await);
 
-    let after = dump::foreign(&stage).await;
+    let after = dump::foreign(&fixture).await;
     let differences = dump::differences(&before, &after);
     assert!(differences.is_empty(), "{}", differences.join("\n"));
     let shown = watch.end().await;
     const REACHED: &str =
         "SELECT DISTINCT status, reason FROM oncebox.inbox WHERE consumer_id = $1";
     let rows: Vec<(String, Option<String>)> =
-        sqlx::query_as(REACHED).bind(stage.evil).fetch_all(&stage.pool).await.unwrap();
-    rows.iter().for_each(|(status, reason)| reached::saw(status, reason.as_deref()));
-    locks_itself_out(&stage).await;
+        sqlx::query_as(REACHED).bind(fixture.evil).fetch_all(&fixture.pool).await.unwrap();
+    rows.iter().for_each(|(status, reason)| coverage::record_state(status, reason.as_deref()));
+    locks_itself_out(&fixture).await;
 
     let settled = sent.load(Ordering::Relaxed);
-    stage.settled(stage.load, settled + 20).await; // it went on meanwhile
+    fixture.settled(fixture.load, settled + 20).await; // it went on meanwhile
     stop.store(true, Ordering::Relaxed);
     loading.await.unwrap();
     let sent = sent.load(Ordering::Relaxed);
-    stage.settled(stage.load, sent).await;
-    assert!(stage.is_running(), "the host ended: {}", stage.log());
+    fixture.settled(fixture.load, sent).await;
+    assert!(fixture.is_running(), "the host ended: {}", fixture.log());
 
-    unharmed(&stage, sent).await;
-    own_effects(&stage, &must_fail).await;
-    nothing_told(&stage, &answers).await;
-    no_secret_shown(&stage, &shown).await;
-    seen_in_catalogs(&stage).await;
-    stage.strike();
+    unharmed(&fixture, sent).await;
+    own_effects(&fixture, &must_fail).await;
+    nothing_told(&fixture, &answers).await;
+    no_secret_shown(&fixture, &shown).await;
+    seen_in_catalogs(&fixture).await;
+    fixture.strike();
 }
 
 /// Everything at once, as fast as the broker takes it. How many messages, and which of them have to
 /// fail.
-async fn attack(stage: &Stage, handlers: &[attacks::Case]) -> (usize, Vec<String>) {
+async fn attack(fixture: &HostileFixture, handlers: &[attacks::Case]) -> (usize, Vec<String>) {
     let (mut count, mut must_fail) = (0, Vec::new());
-    for attempt in sweep(stage).await {
-        stage.send("attacks", "sweep", &attempt.id, attempt.sql.as_bytes()).await;
+    for attempt in sweep(fixture).await {
+        fixture.send("attacks", "sweep", &attempt.id, attempt.sql.as_bytes()).await;
         count += 1;
     }
-    for attempt in statements(stage).await {
+    for attempt in statements(fixture).await {
         for how in ["run", "tell"] {
             let id = format!("{how} {}", attempt.id);
-            stage.send("attacks", how, &id, attempt.sql.as_bytes()).await;
+            fixture.send("attacks", how, &id, attempt.sql.as_bytes()).await;
             count += 1;
             must_fail.extend(attempt.fails.then_some(id));
         }
@@ -159,7 +159,7 @@ async fn attack(stage: &Stage, handlers: &[attacks::Case]) -> (usize, Vec<String
         // comes later.
         if !attempt.sql.contains("PASSWORD") {
             let payload = json!({ "account": attempt.sql, "amount": "1", "open_account": true });
-            stage
+            fixture
                 .send(
                     "books",
                     "book",
@@ -171,7 +171,7 @@ async fn attack(stage: &Stage, handlers: &[attacks::Case]) -> (usize, Vec<String
         }
     }
     for case in handlers {
-        stage.send("attacks", &case.name, &case.name, b"{}").await;
+        fixture.send("attacks", &case.name, &case.name, b"{}").await;
         count += 1;
         must_fail.extend((case.status != "completed").then(|| case.name.clone()));
     }
@@ -181,15 +181,15 @@ async fn attack(stage: &Stage, handlers: &[attacks::Case]) -> (usize, Vec<String
         ("NUL", b"\0\0\0"),
         ("nothing", b""),
     ] {
-        stage.send("books", "book", &format!("payload {id}"), payload).await;
-        stage.send("attacks", "run", &format!("payload of run {id}"), payload).await;
+        fixture.send("books", "book", &format!("payload {id}"), payload).await;
+        fixture.send("attacks", "run", &format!("payload of run {id}"), payload).await;
         count += 2;
     }
     (count, must_fail)
 }
 
 /// What is answered to every operation that reads, on its own things and on the victim's.
-async fn requests(stage: &Stage) -> Vec<String> {
+async fn requests(fixture: &HostileFixture) -> Vec<String> {
     let document = serde_json::to_value(oncebox_admin::document()).unwrap();
     let mut answers = Vec::new();
     for (path, item) in document["paths"].as_object().unwrap() {
@@ -214,7 +214,7 @@ async fn requests(stage: &Stage) -> Vec<String> {
                             if part.starts_with('{') { number.to_string() } else { part.to_owned() }
                         })
                         .collect();
-                    let answer = stage.ask("GET", &parts.join("/"), None).await;
+                    let answer = fixture.ask("GET", &parts.join("/"), None).await;
                     assert!(
                         tenant == "mallory" && path.starts_with("/v1/tenants/{tenant}")
                             || path == "/v1/whoami"
@@ -239,14 +239,14 @@ async fn requests(stage: &Stage) -> Vec<String> {
 }
 
 /// What the API says to migrations of the attacker's, and to the same for the victim.
-async fn migrate(stage: &Stage) -> Vec<String> {
+async fn migrate(fixture: &HostileFixture) -> Vec<String> {
     let mut answers = Vec::new();
-    for (number, sql) in migrations(stage).into_iter().enumerate() {
+    for (number, sql) in migrations(fixture).into_iter().enumerate() {
         let body =
             json!({ "name": format!("mine-{number}-{:08x}", rand::random::<u32>()), "sql": sql });
         for tenant in ["mallory", "victim"] {
             answers.push(
-                stage.ask("POST", &format!("/v1/tenants/{tenant}/migrations"), Some(&body)).await,
+                fixture.ask("POST", &format!("/v1/tenants/{tenant}/migrations"), Some(&body)).await,
             );
         }
     }
@@ -255,12 +255,12 @@ async fn migrate(stage: &Stage) -> Vec<String> {
 
 /// A tenant that may write functions can change its own password and settings. It harms itself
 /// alone, `doctor` says so, and what it says puts it right.
-async fn locks_itself_out(stage: &Stage) {
-    let settled = stage
+async fn locks_itself_out(fixture: &HostileFixture) {
+    let settled = fixture
         .texts(&format!(
             "SELECT count(*)::text FROM oncebox.inbox WHERE consumer_id = {} AND \
             processed_at IS NOT NULL",
-            stage.evil
+            fixture.evil
         ))
         .await;
     let settled: usize = settled[0].parse().unwrap();
@@ -275,7 +275,7 @@ async fn locks_itself_out(stage: &Stage) {
         ),
         ("changes its password", "ALTER ROLE CURRENT_USER PASSWORD 'mine'"),
     ] {
-        stage
+        fixture
             .send(
                 "attacks",
                 "run",
@@ -284,9 +284,9 @@ async fn locks_itself_out(stage: &Stage) {
             )
             .await;
     }
-    stage.settled(stage.evil, settled + 3).await;
+    fixture.settled(fixture.evil, settled + 3).await;
     let limits = HostLimits { connections_max: 32 };
-    let findings = stage.admin.doctor(limits).await.unwrap();
+    let findings = fixture.admin.doctor(limits).await.unwrap();
     let wrong: Vec<_> = findings
         .iter()
         .filter(|finding| finding.severity == Severity::Error && !finding.found.contains("`fsync`"))
@@ -299,78 +299,78 @@ async fn locks_itself_out(stage: &Stage) {
     }
     for finding in &wrong {
         assert!(
-            finding.found.contains(&stage.attacker.login) || finding.found.contains("mallory"),
+            finding.found.contains(&fixture.attacker.login) || finding.found.contains("mallory"),
             "another than the attacker is harmed: {finding:#?}"
         );
-        stage
+        fixture
             .pool
             .execute(sqlx::raw_sql(AssertSqlSafe(finding.sql.clone().unwrap())))
             .await
             .unwrap();
     }
-    stage.send("attacks", "run", "after it was let in again", b"SELECT 1").await;
-    stage.settled(stage.evil, settled + 4).await;
+    fixture.send("attacks", "run", "after it was let in again", b"SELECT 1").await;
+    fixture.settled(fixture.evil, settled + 4).await;
 }
 
 /// The victim's messages took effect once each, at their first attempt.
-async fn unharmed(stage: &Stage, sent: usize) {
+async fn unharmed(fixture: &HostileFixture, sent: usize) {
     let odd = format!(
         "SELECT concat_ws(' ', message_id, status, reason, attempts, last_error) FROM \
             oncebox.inbox WHERE consumer_id = {} AND NOT (status = 'completed' AND attempts = 1)",
-        stage.load
+        fixture.load
     );
-    assert_eq!(stage.texts(&odd).await, [""; 0]);
-    let schema = &stage.victim.schema_name;
+    assert_eq!(fixture.texts(&odd).await, [""; 0]);
+    let schema = &fixture.victim.schema_name;
     let counted = format!(
         "SELECT concat_ws(' ', (SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {}), \
             count(*), count(DISTINCT message_id), sum(amount)::int, \
          (SELECT balance::int FROM {schema}.account WHERE account LIKE 'a-%')) FROM \
          {schema}.ledger_entry",
-        stage.load
+        fixture.load
     );
-    assert_eq!(stage.texts(&counted).await, [format!("{sent} {sent} {sent} {sent} {sent}")]);
-    assert_eq!(stage.texts("SELECT xid::text FROM oncebox.guard").await, [""; 0]);
+    assert_eq!(fixture.texts(&counted).await, [format!("{sent} {sent} {sent} {sent} {sent}")]);
+    assert_eq!(fixture.texts("SELECT xid::text FROM oncebox.guard").await, [""; 0]);
 }
 
 /// Of the attacker's own messages those have an effect that completed, and what has to fail does.
-async fn own_effects(stage: &Stage, must_fail: &[String]) {
-    let schema = &stage.attacker.schema_name;
+async fn own_effects(fixture: &HostileFixture, must_fail: &[String]) {
+    let schema = &fixture.attacker.schema_name;
     let odd = format!(
         "WITH e AS (SELECT message_id, count(*) AS n FROM (SELECT message_id FROM {schema}.effect \
             UNION ALL SELECT message_id FROM {schema}.ledger_entry) x GROUP BY 1) \
          SELECT concat_ws(' ', message_id, i.status, i.reason, e.n) FROM (SELECT * FROM \
          oncebox.inbox WHERE consumer_id = {}) i FULL JOIN e USING (message_id) \
          WHERE coalesce(e.n, 0) <> (i.status IS NOT DISTINCT FROM 'completed')::int",
-        stage.evil
+        fixture.evil
     );
     assert_eq!(
-        stage.texts(&odd).await,
+        fixture.texts(&odd).await,
         [""; 0],
         "a completed message has one effect, any other none"
     );
     let completed = format!(
         "SELECT message_id FROM oncebox.inbox WHERE consumer_id = {} AND status = 'completed'",
-        stage.evil
+        fixture.evil
     );
-    let completed: BTreeSet<_> = stage.texts(&completed).await.into_iter().collect();
+    let completed: BTreeSet<_> = fixture.texts(&completed).await.into_iter().collect();
     let succeeded: Vec<_> = must_fail.iter().filter(|id| completed.contains(*id)).collect();
     assert!(succeeded.is_empty(), "these should fail: {succeeded:?}");
 }
 
 /// Nothing that the attacker sees holds the marker, or a secret.
-async fn nothing_told(stage: &Stage, answers: &[String]) {
+async fn nothing_told(fixture: &HostileFixture, answers: &[String]) {
     let mut told: Vec<_> = answers.iter().map(|answer| ("the API", answer.clone())).collect();
     let rows = format!(
         "SELECT to_jsonb(i)::text || encode(coalesce(payload, ''), 'escape') FROM oncebox.inbox i \
             WHERE consumer_id = {}",
-        stage.evil
+        fixture.evil
     );
-    told.extend(stage.texts(&rows).await.into_iter().map(|row| ("the inbox", row)));
+    told.extend(fixture.texts(&rows).await.into_iter().map(|row| ("the inbox", row)));
     for table in ["loot", "account", "ledger_entry", "effect", "now_does", "then_does"] {
-        let rows = format!("SELECT t::text FROM {}.{table} t", stage.attacker.schema_name);
-        told.extend(stage.texts(&rows).await.into_iter().map(|row| ("a table of its own", row)));
+        let rows = format!("SELECT t::text FROM {}.{table} t", fixture.attacker.schema_name);
+        told.extend(fixture.texts(&rows).await.into_iter().map(|row| ("a table of its own", row)));
     }
-    let log = stage.log();
+    let log = fixture.log();
     let lines: Vec<_> = log
         .lines()
         .filter(|line| line.contains("mallory"))
@@ -383,7 +383,7 @@ async fn nothing_told(stage: &Stage, answers: &[String]) {
     );
     assert!(told.len() > 1_000, "{}", told.len());
     told.extend(lines);
-    for what in stage.secrets.iter().chain([&stage.marker]) {
+    for what in fixture.secrets.iter().chain([&fixture.marker]) {
         for (place, text) in &told {
             assert!(
                 !text.contains(what.as_str()),
@@ -395,16 +395,21 @@ async fn nothing_told(stage: &Stage, answers: &[String]) {
 }
 
 /// Neither sessions nor logs show a secret, nor payloads of messages.
-async fn no_secret_shown(stage: &Stage, shown: &std::collections::BTreeMap<String, String>) {
+async fn no_secret_shown(
+    fixture: &HostileFixture,
+    shown: &std::collections::BTreeMap<String, String>,
+) {
     assert!(shown.len() > 5, "{shown:?}");
     for (query, user) in shown {
-        let has_secret = stage.secrets.iter().any(|secret| query.contains(secret.as_str()));
-        let has_payload = *user == stage.victim.login && query.contains(&stage.marker);
+        let has_secret = fixture.secrets.iter().any(|secret| query.contains(secret.as_str()));
+        let has_payload = *user == fixture.victim.login && query.contains(&fixture.marker);
         assert!(!has_secret && !has_payload, "a session of `{user}` shows: {query}");
     }
     // The hashes that the host stores are parameters of its own login; what opens something is not.
-    let opening = &stage.secrets[..5];
-    for (name, log) in [("the host's log", stage.log()), ("the server's log", stage.server_log())] {
+    let opening = &fixture.secrets[..5];
+    for (name, log) in
+        [("the host's log", fixture.log()), ("the server's log", fixture.server_log())]
+    {
         assert!(log.len() > 10_000, "{name} is there");
         let line =
             log.lines().find(|line| opening.iter().any(|secret| line.contains(secret.as_str())));
@@ -413,7 +418,7 @@ async fn no_secret_shown(stage: &Stage, shown: &std::collections::BTreeMap<Strin
 }
 
 /// What catalogs show of the victim is what the documentation says, and no more.
-async fn seen_in_catalogs(stage: &Stage) {
+async fn seen_in_catalogs(fixture: &HostileFixture) {
     const DOCS: &str = include_str!("../../../docs/isolation.md");
     let listed = |heading: &str| -> BTreeSet<String> {
         let section = DOCS
@@ -425,16 +430,16 @@ async fn seen_in_catalogs(stage: &Stage) {
             .unwrap();
         section.split('`').skip(1).step_by(2).map(str::to_owned).collect()
     };
-    let loot = format!("{}.loot", stage.attacker.schema_name);
+    let loot = format!("{}.loot", fixture.attacker.schema_name);
     let found = async |pattern: &str| -> BTreeSet<String> {
         let sql = format!(
             "SELECT DISTINCT substring(split_part(what, ': ', 1) from '^(?:pg_catalog\\.)?(.*)$') \
                 FROM {loot} WHERE what LIKE '%: %' AND what LIKE '%{pattern}%'"
         );
-        stage.texts(&sql).await.into_iter().collect()
+        fixture.texts(&sql).await.into_iter().collect()
     };
     let mut names = found(SEEN).await;
-    for opaque in [&stage.victim.schema_name, &stage.victim.login] {
+    for opaque in [&fixture.victim.schema_name, &fixture.victim.login] {
         names.extend(found(opaque).await);
     }
     let (always, at_times) = (listed("### Relations that show names"), listed("### At times"));
@@ -453,16 +458,16 @@ async fn seen_in_catalogs(stage: &Stage) {
     let swept = format!(
         "SELECT concat_ws(' ', substr(message_id, 7), status, reason) FROM oncebox.inbox WHERE \
             consumer_id = {} AND message_id LIKE 'sweep %'",
-        stage.evil
+        fixture.evil
     );
     let failed =
-        stage.texts(&swept).await.into_iter().filter_map(|row| {
+        fixture.texts(&swept).await.into_iter().filter_map(|row| {
             row.strip_suffix(" failed_terminal sql_error:42501").map(str::to_owned)
         });
     let denied: BTreeSet<_> =
         failed.map(|name| name.trim_start_matches("pg_catalog.").to_owned()).collect();
     assert_eq!(denied, listed("### Relations that are closed"));
-    let odd: Vec<_> = stage
+    let odd: Vec<_> = fixture
         .texts(&swept)
         .await
         .into_iter()
@@ -471,5 +476,5 @@ async fn seen_in_catalogs(stage: &Stage) {
     assert_eq!(odd, [""; 0], "these were not read, and not denied either");
     // The tenant's name is nobody's business.
     let told = format!("SELECT what FROM {loot} WHERE what ~ '\\mvictim\\M' LIMIT 3");
-    assert_eq!(stage.texts(&told).await, [""; 0]);
+    assert_eq!(fixture.texts(&told).await, [""; 0]);
 }

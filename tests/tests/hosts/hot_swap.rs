@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use oncebox_control::{Deployment, Guard, NewDeployment, Retries, Role, Slot};
 use oncebox_tests::{
-    host::{HostProcess, Options, Scenario},
+    host::{HostFixture, HostProcess, Options},
     load::{Load, Work},
 };
 use tokio::time::sleep;
@@ -40,31 +40,31 @@ fn replaced(component: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     component
 }
 
-async fn scenario(partitions: i32) -> Result<Scenario> {
+async fn fixture(partitions: i32) -> Result<HostFixture> {
     scenario_with(Options { partitions, ..Options::default() }).await
 }
 
-async fn scenario_with(options: Options) -> Result<Scenario> {
-    let scenario = Scenario::with(options).await?;
-    scenario.admin.apply_migration(&scenario.tenant, "twins", TWIN_TABLE).await?;
+async fn scenario_with(options: Options) -> Result<HostFixture> {
+    let fixture = HostFixture::with(options).await?;
+    fixture.admin.apply_migration(&fixture.tenant, "twins", TWIN_TABLE).await?;
     // What an account's name asks for happens in both tables.
-    scenario
+    fixture
         .execute(
             "CREATE TRIGGER behave BEFORE INSERT ON {schema}.ledger_twins FOR EACH ROW \
             EXECUTE FUNCTION {schema}.behave()",
         )
         .await?;
-    Ok(scenario)
+    Ok(fixture)
 }
 
 async fn deploy(
-    scenario: &Scenario,
+    fixture: &HostFixture,
     component: &[u8],
     change: impl FnOnce(&mut NewDeployment),
 ) -> Result<Deployment> {
     let mut new = NewDeployment::stable(EVENT_TYPE, "ledger", "");
     change(&mut new);
-    Ok(scenario.admin.deploy_compiled(&scenario.tenant.name, CONSUMER, new, component).await?)
+    Ok(fixture.admin.deploy_compiled(&fixture.tenant.name, CONSUMER, new, component).await?)
 }
 
 fn slot() -> Slot {
@@ -72,10 +72,10 @@ fn slot() -> Slot {
 }
 
 /// Wait until every host that lives runs a generation.
-async fn wait_switched(scenario: &Scenario, generation: i64) -> Result<()> {
+async fn wait_switched(fixture: &HostFixture, generation: i64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
-        let hosts = scenario.admin.host_progress(scenario.consumer_id).await?;
+        let hosts = fixture.admin.host_progress(fixture.consumer_id).await?;
         if !hosts.is_empty() && hosts.iter().all(|host| host.generation >= generation) {
             return Ok(());
         }
@@ -96,7 +96,7 @@ const FOREIGN_EFFECTS: &str = "SELECT count(*) FROM {schema}.ledger_entry e JOIN
         WHERE position('INSERT INTO ledger_twins'::bytea IN c.bytes) > 0))";
 
 /// Publish messages at a steady pace until told to stop, a few every few milliseconds.
-async fn steady(scenario: &Scenario, stop: &std::sync::atomic::AtomicBool) -> Result<usize> {
+async fn steady(fixture: &HostFixture, stop: &std::sync::atomic::AtomicBool) -> Result<usize> {
     let mut sent = 0;
     for burst in 0.. {
         if stop.load(std::sync::atomic::Ordering::Relaxed) {
@@ -113,14 +113,14 @@ async fn steady(scenario: &Scenario, stop: &std::sync::atomic::AtomicBool) -> Re
             Work::Fails(2),
         ]);
         sent += load.deliveries.len();
-        scenario.send(&load.named(&format!("b{burst}"))).await?;
+        fixture.send(&load.named(&format!("b{burst}"))).await?;
         sleep(Duration::from_millis(15)).await;
     }
     Ok(sent)
 }
 
 /// Longest pause between two completions of a partition, milliseconds.
-async fn longest_pause(scenario: &Scenario, partition: i32) -> Result<i64> {
+async fn longest_pause(fixture: &HostFixture, partition: i32) -> Result<i64> {
     let sql = format!(
         "SELECT coalesce(max(extract(epoch FROM at - before) * 1000), 0)::bigint FROM (SELECT \
             processed_at AS at, \
@@ -128,15 +128,15 @@ async fn longest_pause(scenario: &Scenario, partition: i32) -> Result<i64> {
             WHERE consumer_id = {{consumer}} AND partition = {partition} AND status = 'completed' \
             AND attempts = 1) p"
     );
-    scenario.number(&sql).await
+    fixture.number(&sql).await
 }
 
 /// Partitions that a host has, as its log tells.
-fn partitions_of(scenario: &Scenario, host: &HostProcess) -> Result<Vec<i32>> {
+fn partitions_of(fixture: &HostFixture, host: &HostProcess) -> Result<Vec<i32>> {
     let log = std::fs::read_to_string(host.log())?;
     let mut owned = Vec::new();
     for line in log.lines() {
-        let named = |partition: &i32| line.contains(&format!("{}/{partition}", scenario.topic));
+        let named = |partition: &i32| line.contains(&format!("{}/{partition}", fixture.topic));
         if line.contains("partitions assigned") {
             owned.extend((0..4).filter(named));
         } else if line.contains("partitions revoked") {
@@ -156,27 +156,27 @@ async fn fifty_swaps_under_load_and_every_effect_is_of_the_version_in_its_row() 
 
 async fn swaps() -> Result<()> {
     const SWAPS: usize = 50;
-    let scenario = scenario(4).await?;
+    let fixture = fixture(4).await?;
     let twin = twin();
     let (survivor, victim) =
-        (scenario.start_ready("a", &[]).await?, scenario.start_ready("b", &[]).await?);
+        (fixture.start_ready("a", &[]).await?, fixture.start_ready("b", &[]).await?);
     let stop = std::sync::atomic::AtomicBool::new(false);
     let swap = async {
         // The group settles with both hosts in it.
-        scenario
+        fixture
             .until("SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer}", 200)
             .await?;
         let mut owned = Vec::new();
         for number in 0..SWAPS {
             let component = if number % 2 == 0 { &twin[..] } else { LEDGER };
-            let deployment = deploy(&scenario, component, |_| {}).await?;
+            let deployment = deploy(&fixture, component, |_| {}).await?;
             if number == SWAPS / 2 {
                 // In the middle of the swap: it may or may not have switched.
-                owned = partitions_of(&scenario, &victim)?;
+                owned = partitions_of(&fixture, &victim)?;
                 victim.kill().await?;
             }
             if number < SWAPS / 2 {
-                wait_switched(&scenario, deployment.generation).await?;
+                wait_switched(&fixture, deployment.generation).await?;
             }
             sleep(Duration::from_millis(120)).await;
         }
@@ -185,15 +185,15 @@ async fn swaps() -> Result<()> {
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         anyhow::Ok(owned)
     };
-    let (sent, owned) = tokio::try_join!(steady(&scenario, &stop), swap)?;
-    scenario.wait_settled().await?;
-    scenario.check().await?;
-    let foreign = scenario.number(FOREIGN_EFFECTS).await?;
+    let (sent, owned) = tokio::try_join!(steady(&fixture, &stop), swap)?;
+    fixture.wait_settled().await?;
+    fixture.check().await?;
+    let foreign = fixture.number(FOREIGN_EFFECTS).await?;
     ensure!(
         foreign == 0,
         "{foreign} of {sent} effects are not of the version that their row names"
     );
-    let versions = scenario
+    let versions = fixture
         .number(
             "SELECT count(DISTINCT version_id) FROM oncebox.inbox WHERE consumer_id = {consumer}",
         )
@@ -202,7 +202,7 @@ async fn swaps() -> Result<()> {
     ensure!(!owned.is_empty() && owned.len() < 4, "the killed host held {owned:?}, by its log");
     for partition in 0..4 {
         let (pause, bound) = (
-            longest_pause(&scenario, partition).await?,
+            longest_pause(&fixture, partition).await?,
             if owned.contains(&partition) { 8_000 } else { 3_000 },
         );
         println!(
@@ -213,11 +213,11 @@ async fn swaps() -> Result<()> {
     }
     const FENCED: &str = "SELECT (generation = generation_required)::int::bigint FROM \
         oncebox.consumer WHERE consumer_id = {consumer}";
-    let last = deploy(&scenario, LEDGER, |_| {}).await?;
-    wait_switched(&scenario, last.generation).await?;
-    scenario.until(FENCED, 1).await?;
+    let last = deploy(&fixture, LEDGER, |_| {}).await?;
+    wait_switched(&fixture, last.generation).await?;
+    fixture.until(FENCED, 1).await?;
     survivor.stop().await?;
-    scenario.check().await
+    fixture.check().await
 }
 
 /// What could go wrong: a host that cannot be reached while a version is withdrawn goes on with it
@@ -235,18 +235,18 @@ async fn a_host_that_was_stopped_across_a_rollback_completes_nothing_with_the_wi
 async fn across_a_rollback(stopped: Duration) -> Result<()> {
     // A message that is in a handler while its host is stopped would otherwise be charged an
     // attempt.
-    let scenario =
+    let fixture =
         scenario_with(Options { partitions: 4, deadline_ms: 20_000, ..Options::default() }).await?;
     let (awake, asleep) =
-        (scenario.start_ready("a", &[]).await?, scenario.start_ready("b", &[]).await?);
+        (fixture.start_ready("a", &[]).await?, fixture.start_ready("b", &[]).await?);
     let stop = std::sync::atomic::AtomicBool::new(false);
     let roll_back = async {
-        scenario
+        fixture
             .until("SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer}", 200)
             .await?;
-        let bad = deploy(&scenario, &twin(), |_| {}).await?;
-        wait_switched(&scenario, bad.generation).await?;
-        scenario
+        let bad = deploy(&fixture, &twin(), |_| {}).await?;
+        wait_switched(&fixture, bad.generation).await?;
+        fixture
             .until(
                 &format!(
                     "SELECT count(*) FROM oncebox.inbox WHERE version_id = {}",
@@ -256,12 +256,12 @@ async fn across_a_rollback(stopped: Duration) -> Result<()> {
             )
             .await?;
         asleep.signal(libc::SIGSTOP);
-        let rollback = scenario
+        let rollback = fixture
             .admin
-            .rollback(&scenario.tenant.name, CONSUMER, &slot(), None, Some("wrong table"), false)
+            .rollback(&fixture.tenant.name, CONSUMER, &slot(), None, Some("wrong table"), false)
             .await?;
         let rolled_back_us =
-            scenario.number("SELECT (extract(epoch FROM clock_timestamp()) * 1e6)::bigint").await?;
+            fixture.number("SELECT (extract(epoch FROM clock_timestamp()) * 1e6)::bigint").await?;
         sleep(stopped).await;
         asleep.signal(libc::SIGCONT);
         sleep(Duration::from_secs(3)).await;
@@ -272,27 +272,27 @@ async fn across_a_rollback(stopped: Duration) -> Result<()> {
         );
         anyhow::Ok((bad.version_id, rolled_back_us))
     };
-    let (_, (version, rolled_back_us)) = tokio::try_join!(steady(&scenario, &stop), roll_back)?;
-    scenario.wait_settled().await?;
-    scenario.check().await?;
+    let (_, (version, rolled_back_us)) = tokio::try_join!(steady(&fixture, &stop), roll_back)?;
+    fixture.wait_settled().await?;
+    fixture.check().await?;
     // A row's time is that of the beginning of its transaction.
     let late = format!(
         "SELECT count(*) FROM oncebox.inbox WHERE version_id = {version} AND extract(epoch FROM \
             processed_at) * 1e6 > {rolled_back_us}"
     );
     ensure!(
-        scenario.number(&late).await? == 0,
+        fixture.number(&late).await? == 0,
         "the withdrawn version completed messages in transactions that began after the rollback"
     );
-    ensure!(scenario.number(FOREIGN_EFFECTS).await? == 0);
+    ensure!(fixture.number(FOREIGN_EFFECTS).await? == 0);
     // It works again, with what is live.
-    wait_switched(&scenario, scenario.admin.deployments(scenario.consumer_id).await?.generation)
+    wait_switched(&fixture, fixture.admin.deployments(fixture.consumer_id).await?.generation)
         .await?;
     awake.stop().await?;
-    scenario.send(&Load::of([Work::Pay; 20]).named("after")).await?;
-    scenario.wait_settled().await?;
+    fixture.send(&Load::of([Work::Pay; 20]).named("after")).await?;
+    fixture.wait_settled().await?;
     asleep.stop().await?;
-    scenario.check().await
+    fixture.check().await
 }
 
 /// What could go wrong: a bad canary goes on failing, is never compared, or its failures stay
@@ -303,9 +303,9 @@ async fn a_canary_that_fails_rolls_itself_back_and_its_failures_complete() {
 }
 
 async fn canary() -> Result<()> {
-    let scenario = scenario(2).await?;
+    let fixture = fixture(2).await?;
     // One message in five, and for good: the failure is the version's, not the message's.
-    scenario
+    fixture
         .execute(
             "CREATE FUNCTION {schema}.one_in_five() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
                 IF mod(abs(hashtext(NEW.message_id)), 5) = 0 THEN RAISE EXCEPTION 'one in five'; \
@@ -314,12 +314,12 @@ async fn canary() -> Result<()> {
              EXECUTE FUNCTION {schema}.one_in_five()",
         )
         .await?;
-    let host = scenario.start_ready("a", &[]).await?;
+    let host = fixture.start_ready("a", &[]).await?;
     let guard = Guard { margin_percent: 5.0, window_s: 60, messages_min: 25 };
     let as_canary = |new: &mut NewDeployment| {
         (new.role, new.percent, new.guard) = (Role::Canary, Some(10.0), Some(guard))
     };
-    let candidate = deploy(&scenario, &twin(), as_canary).await?;
+    let candidate = deploy(&fixture, &twin(), as_canary).await?;
     let stop = std::sync::atomic::AtomicBool::new(false);
     let ended = async {
         let ended = format!(
@@ -327,13 +327,13 @@ async fn canary() -> Result<()> {
                 'rolled_back'",
             candidate.deployment_id
         );
-        let ended = scenario.until(&ended, 1).await;
+        let ended = fixture.until(&ended, 1).await;
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         ended
     };
-    tokio::try_join!(steady_payments(&scenario, &stop), ended)?;
-    scenario.wait_settled().await?;
-    let canary = scenario.admin.deployment(scenario.consumer_id, candidate.deployment_id).await?;
+    tokio::try_join!(steady_payments(&fixture, &stop), ended)?;
+    fixture.wait_settled().await?;
+    let canary = fixture.admin.deployment(fixture.consumer_id, candidate.deployment_id).await?;
     let reason = canary.ended_reason.unwrap_or_default();
     println!("{reason}");
     ensure!(reason.contains("runs failed within 60 s"), "it says why: {reason}");
@@ -341,31 +341,34 @@ async fn canary() -> Result<()> {
         format!("SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {{consumer}} AND {what}")
     };
     ensure!(
-        scenario.number(&of("status <> 'completed'")).await? == 0,
+        fixture.number(&of("status <> 'completed'")).await? == 0,
         "a message that the canary failed is not completed"
     );
     let retried = of(&format!("attempts > 1 AND version_id <> {}", candidate.version_id));
     ensure!(
-        scenario.number(&retried).await? > 0,
+        fixture.number(&retried).await? > 0,
         "what the canary failed ran again on the stable version"
     );
     ensure!(
-        scenario.number(&of(&format!("version_id = {}", candidate.version_id))).await? > 0,
+        fixture.number(&of(&format!("version_id = {}", candidate.version_id))).await? > 0,
         "the canary had its share"
     );
-    ensure!(scenario.number(FOREIGN_EFFECTS).await? == 0);
-    let audit = scenario.admin.audit_list(Some(&scenario.tenant.name), 1).await?;
+    ensure!(fixture.number(FOREIGN_EFFECTS).await? == 0);
+    let audit = fixture.admin.audit_list(Some(&fixture.tenant.name), 1).await?;
     ensure!(audit[0].action == "canary.rollback" && audit[0].actor == "oncebox", "{audit:?}");
     host.stop().await
 }
 
 /// Plain payments at a steady pace.
-async fn steady_payments(scenario: &Scenario, stop: &std::sync::atomic::AtomicBool) -> Result<()> {
+async fn steady_payments(
+    fixture: &HostFixture,
+    stop: &std::sync::atomic::AtomicBool,
+) -> Result<()> {
     for burst in 0.. {
         if stop.load(std::sync::atomic::Ordering::Relaxed) {
             break;
         }
-        scenario.send(&Load::of([Work::Pay; 10]).named(&format!("b{burst}"))).await?;
+        fixture.send(&Load::of([Work::Pay; 10]).named(&format!("b{burst}"))).await?;
         sleep(Duration::from_millis(20)).await;
     }
     Ok(())
@@ -380,25 +383,25 @@ async fn retries_run_on_the_live_version_or_on_the_one_that_failed() {
 }
 
 async fn retried(retries: Retries, twins: i64) -> Result<()> {
-    let scenario = scenario(1).await?;
-    scenario.execute("DROP TRIGGER behave ON {schema}.ledger_twins").await?;
-    deploy(&scenario, LEDGER, |new| new.retries = retries).await?;
-    let host = scenario.start_ready("a", &[]).await?;
-    scenario.send(&Load::of([Work::Fails(8)])).await?;
-    scenario
+    let fixture = fixture(1).await?;
+    fixture.execute("DROP TRIGGER behave ON {schema}.ledger_twins").await?;
+    deploy(&fixture, LEDGER, |new| new.retries = retries).await?;
+    let host = fixture.start_ready("a", &[]).await?;
+    fixture.send(&Load::of([Work::Fails(8)])).await?;
+    fixture
         .until(
             "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND reason \
         LIKE 'sql_error%'",
             1,
         )
         .await?;
-    let live = deploy(&scenario, &twin(), |_| {}).await?;
-    wait_switched(&scenario, live.generation).await?;
-    scenario.wait_settled().await?;
+    let live = deploy(&fixture, &twin(), |_| {}).await?;
+    wait_switched(&fixture, live.generation).await?;
+    fixture.wait_settled().await?;
     // What makes it fail is on the first table only, so on the twin it completes at once.
-    let booked = scenario.number("SELECT count(*) FROM {schema}.ledger_twins").await?;
+    let booked = fixture.number("SELECT count(*) FROM {schema}.ledger_twins").await?;
     ensure!(booked == twins, "{booked} entries of the twin");
-    ensure!(scenario.number(FOREIGN_EFFECTS).await? == 0);
+    ensure!(fixture.number(FOREIGN_EFFECTS).await? == 0);
     host.stop().await
 }
 
@@ -413,23 +416,23 @@ async fn shadowed() -> Result<()> {
     const TRIGGERS: &str = "SELECT count(*) FROM pg_trigger g JOIN pg_class c ON c.oid = g.tgrelid \
         JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = '{schema}' AND NOT \
         g.tgisinternal AND g.tgname <> 'behave'";
-    let scenario = scenario(2).await?;
-    let host = scenario.start_ready("a", &[]).await?;
+    let fixture = fixture(2).await?;
+    let host = fixture.start_ready("a", &[]).await?;
     let candidate = replaced(LEDGER, b"balance = balance + $1", b"balance = balance - $1");
     let as_shadow = |new: &mut NewDeployment| (new.role, new.percent) = (Role::Shadow, Some(100.0));
-    let shadow = deploy(&scenario, &candidate, as_shadow).await?;
-    wait_switched(&scenario, shadow.generation).await?;
-    scenario.until(TRIGGERS, 2).await?;
+    let shadow = deploy(&fixture, &candidate, as_shadow).await?;
+    wait_switched(&fixture, shadow.generation).await?;
+    fixture.until(TRIGGERS, 2).await?;
     let compared = || async {
-        let report = scenario.admin.shadow_report(shadow.deployment_id).await?;
+        let report = fixture.admin.shadow_report(shadow.deployment_id).await?;
         anyhow::Ok((report.differ, report))
     };
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut burst = 0;
     let report = loop {
         // Its first messages may come before every table has its trigger.
-        scenario.send(&Load::of([Work::Pay; 20]).named(&format!("b{burst}"))).await?;
-        scenario.wait_settled().await?;
+        fixture.send(&Load::of([Work::Pay; 20]).named(&format!("b{burst}"))).await?;
+        fixture.wait_settled().await?;
         sleep(Duration::from_millis(500)).await;
         let (differ, report) = compared().await?;
         if differ >= 20 {
@@ -446,13 +449,13 @@ async fn shadowed() -> Result<()> {
         "{} messages, {} same, {} differ, skipped {:?}",
         report.messages, report.same, report.differ, report.skipped
     );
-    scenario.check().await?;
-    scenario
+    fixture.check().await?;
+    fixture
         .admin
-        .end_deployment(&scenario.tenant.name, CONSUMER, shadow.deployment_id, None)
+        .end_deployment(&fixture.tenant.name, CONSUMER, shadow.deployment_id, None)
         .await?;
     let none = format!("SELECT 1 - least(1, ({TRIGGERS}))");
-    scenario.until(&none, 1).await?;
+    fixture.until(&none, 1).await?;
     host.stop().await?;
-    scenario.check().await
+    fixture.check().await
 }

@@ -18,8 +18,8 @@ use oncebox_control::{NewToken, TokenRole};
 use oncebox_model::InboxError;
 use oncebox_server::local::free_port;
 use oncebox_tests::{
-    host::{HostProcess, Options, Scenario},
-    program::Folder,
+    host::{HostFixture, HostProcess, Options},
+    program::WorkingDir,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rdkafka::{
@@ -42,16 +42,16 @@ struct Slot {
     process: Option<HostProcess>,
 }
 
-struct Stage {
-    scenario: Scenario,
-    folder: Folder,
+struct LifecycleFixture {
+    hosts: HostFixture,
+    folder: WorkingDir,
     slots: tokio::sync::Mutex<Vec<Slot>>,
     kills: AtomicUsize,
     producer: FutureProducer,
 }
 
 /// A consumer with its topic, and what was sent to it.
-struct Shop {
+struct TestConsumer {
     tenant: String,
     name: &'static str,
     topic: String,
@@ -61,7 +61,7 @@ struct Shop {
     skipped: Mutex<BTreeSet<String>>,
 }
 
-impl Shop {
+impl TestConsumer {
     fn new(tenant: &str, name: &'static str) -> Arc<Self> {
         let topic = format!("{tenant}.{name}");
         let (sent, skipped) = (Mutex::default(), Mutex::default());
@@ -92,30 +92,30 @@ impl Shop {
     }
 }
 
-impl Stage {
+impl LifecycleFixture {
     async fn new() -> Result<Self> {
-        let scenario =
-            Scenario::with(Options { static_members: false, ..Options::default() }).await?;
+        let hosts =
+            HostFixture::with(Options { static_members: false, ..Options::default() }).await?;
         let new =
             NewToken { name: "operator", role: TokenRole::Admin, tenant: None, expires_at: None };
-        let (_, secret) = scenario.admin.create_token(&new).await?;
-        let folder = Folder::new()?.with("ONCEBOX_TOKEN", secret.reveal());
+        let (_, secret) = hosts.admin.create_token(&new).await?;
+        let folder = WorkingDir::new()?.with("ONCEBOX_TOKEN", secret.reveal());
         folder.write("ledger.wasm", LEDGER)?;
         folder.write("schema.sql", SCHEMA)?;
         let mut slots = Vec::new();
         for name in ["a", "b"] {
             let api = format!("127.0.0.1:{}", free_port()?);
-            let process = Some(scenario.start_ready(name, &[("ONCEBOX_API_LISTEN", &api)]).await?);
+            let process = Some(hosts.start_ready(name, &[("ONCEBOX_API_LISTEN", &api)]).await?);
             slots.push(Slot { name, api, process });
         }
         let mut config = ClientConfig::new();
         config
-            .set("bootstrap.servers", scenario.kafka().bootstrap())
+            .set("bootstrap.servers", hosts.kafka().bootstrap())
             .set("enable.idempotence", "true")
             .set("linger.ms", "1");
         let (slots, kills, producer) =
             (tokio::sync::Mutex::new(slots), AtomicUsize::new(0), config.create()?);
-        Ok(Self { scenario, folder, slots, kills, producer })
+        Ok(Self { hosts, folder, slots, kills, producer })
     }
 
     /// What a command says that some host carries out, whoever dies meanwhile; of each try, when it
@@ -171,7 +171,7 @@ impl Stage {
                 let slots = self.slots.lock().await;
                 (slots[victim].name, slots[victim].api.clone())
             };
-            let process = self.scenario.start_ready(name, &[("ONCEBOX_API_LISTEN", &api)]).await?;
+            let process = self.hosts.start_ready(name, &[("ONCEBOX_API_LISTEN", &api)]).await?;
             self.slots.lock().await[victim].process = Some(process);
         }
         Ok(())
@@ -187,9 +187,9 @@ impl Stage {
         loop {
             sleep(Duration::from_millis(500)).await;
             let quarantined: Vec<(String, String)> =
-                sqlx::query_as(QUARANTINED).fetch_all(&self.scenario.pool).await?;
+                sqlx::query_as(QUARANTINED).fetch_all(&self.hosts.pool).await?;
             for (tenant, name) in quarantined {
-                match self.scenario.admin.release_consumer(&tenant, &name).await {
+                match self.hosts.admin.release_consumer(&tenant, &name).await {
                     Ok(true) => println!("`{tenant}/{name}` was quarantined, and is started again"),
                     Ok(false) | Err(InboxError::NotFound(_)) => continue,
                     Err(error) => return Err(error.into()),
@@ -207,8 +207,8 @@ impl Stage {
         }
     }
 
-    async fn send(&self, shop: &Shop, ids: Vec<String>) -> Result<()> {
-        shop.sent.lock().unwrap().extend(ids.iter().cloned());
+    async fn send(&self, consumer: &TestConsumer, ids: Vec<String>) -> Result<()> {
+        consumer.sent.lock().unwrap().extend(ids.iter().cloned());
         let mut answers = Vec::new();
         for (number, id) in ids.iter().enumerate() {
             let payload =
@@ -217,7 +217,7 @@ impl Stage {
                 .insert(Header { key: "type", value: Some("payment.captured") })
                 .insert(Header { key: "id", value: Some(id) });
             let partition = i32::try_from(number % 2)?;
-            let record = FutureRecord::<(), _>::to(&shop.topic)
+            let record = FutureRecord::<(), _>::to(&consumer.topic)
                 .partition(partition)
                 .payload(&payload)
                 .headers(headers);
@@ -230,15 +230,17 @@ impl Stage {
     }
 
     /// A steady load, while it flows.
-    async fn flow(&self, shop: &Shop, stop: &AtomicBool) -> Result<()> {
+    async fn flow(&self, consumer: &TestConsumer, stop: &AtomicBool) -> Result<()> {
         for burst in 0.. {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
-            if shop.flows.load(Ordering::Relaxed) {
+            if consumer.flows.load(Ordering::Relaxed) {
                 self.send(
-                    shop,
-                    (0..4).map(|n| format!("{}-{}-{burst}-{n}", shop.tenant, shop.name)).collect(),
+                    consumer,
+                    (0..4)
+                        .map(|n| format!("{}-{}-{burst}-{n}", consumer.tenant, consumer.name))
+                        .collect(),
                 )
                 .await?;
             }
@@ -247,30 +249,31 @@ impl Stage {
         Ok(())
     }
 
-    async fn schema(&self, shop: &Shop) -> Result<String> {
-        Ok(self.scenario.admin.tenant(&shop.tenant).await?.schema_name)
+    async fn schema(&self, consumer: &TestConsumer) -> Result<String> {
+        Ok(self.hosts.admin.tenant(&consumer.tenant).await?.schema_name)
     }
 
     async fn number(&self, sql: String) -> Result<i64> {
         sqlx::query_scalar(AssertSqlSafe(sql.clone()))
-            .fetch_one(&self.scenario.pool)
+            .fetch_one(&self.hosts.pool)
             .await
             .with_context(|| sql)
     }
 
-    async fn effects(&self, shop: &Shop) -> Result<i64> {
-        let schema = self.schema(shop).await?;
+    async fn effects(&self, consumer: &TestConsumer) -> Result<i64> {
+        let schema = self.schema(consumer).await?;
         self.number(format!(
             "SELECT count(*) FROM {schema}.ledger_entry WHERE message_id LIKE '{}-{}-%'",
-            shop.tenant, shop.name
+            consumer.tenant, consumer.name
         ))
         .await
     }
 
     /// What is visible now is whole: a completed message has one effect, and every effect is of
     /// one.
-    async fn check_whole(&self, shop: &Shop) -> Result<()> {
-        let consumer_id = self.scenario.admin.consumer(&shop.tenant, shop.name).await?.consumer_id;
+    async fn check_whole(&self, consumer: &TestConsumer) -> Result<()> {
+        let consumer_id =
+            self.hosts.admin.consumer(&consumer.tenant, consumer.name).await?.consumer_id;
         let odd = format!(
             "WITH e AS (SELECT message_id, count(*) AS n FROM {}.ledger_entry WHERE message_id \
                 LIKE '{}-{}-%' GROUP BY 1), \
@@ -278,73 +281,77 @@ impl Stage {
                 {consumer_id}) \
              SELECT count(*) FROM i FULL JOIN e USING (message_id) WHERE coalesce(n, 0) <> (status \
              IS NOT DISTINCT FROM 'completed')::int",
-            self.schema(shop).await?,
-            shop.tenant,
-            shop.name
+            self.schema(consumer).await?,
+            consumer.tenant,
+            consumer.name
         );
         let odd = self.number(odd).await?;
         ensure!(
             odd == 0,
             "{odd} messages of `{}/{}` do not have the effect that their row says",
-            shop.tenant,
-            shop.name
+            consumer.tenant,
+            consumer.name
         );
         Ok(())
     }
 
     /// Everything that was sent and not skipped has its effect, once; nothing that was skipped has
     /// one.
-    async fn wait_exact(&self, shop: &Shop) -> Result<()> {
+    async fn wait_exact(&self, consumer: &TestConsumer) -> Result<()> {
         let deadline = Instant::now() + STEP;
-        while self.effects(shop).await? < shop.expected() as i64 {
+        while self.effects(consumer).await? < consumer.expected() as i64 {
             if Instant::now() > deadline {
-                return self.scenario.violated(self.late(shop).await?);
+                return self.hosts.violated(self.late(consumer).await?);
             }
             sleep(Duration::from_millis(100)).await;
         }
-        self.check_whole(shop).await?;
-        let found = self.effects(shop).await?;
+        self.check_whole(consumer).await?;
+        let found = self.effects(consumer).await?;
         ensure!(
-            found == shop.expected() as i64,
+            found == consumer.expected() as i64,
             "`{}/{}` has {found} effects of {}",
-            shop.tenant,
-            shop.name,
-            shop.expected()
+            consumer.tenant,
+            consumer.name,
+            consumer.expected()
         );
-        let listed = format!("SELECT message_id FROM {}.ledger_entry", self.schema(shop).await?);
+        let listed =
+            format!("SELECT message_id FROM {}.ledger_entry", self.schema(consumer).await?);
         let all: Vec<String> =
-            sqlx::query_scalar(AssertSqlSafe(listed)).fetch_all(&self.scenario.pool).await?;
-        let skipped = shop.skipped.lock().unwrap();
+            sqlx::query_scalar(AssertSqlSafe(listed)).fetch_all(&self.hosts.pool).await?;
+        let skipped = consumer.skipped.lock().unwrap();
         ensure!(!all.iter().any(|id| skipped.contains(id)), "a message ran that was skipped");
         Ok(())
     }
 
     /// What is known of a consumer that is late.
-    async fn late(&self, shop: &Shop) -> Result<String> {
-        let (found, expected) = (self.effects(shop).await?, shop.expected());
-        let consumer_id = self.scenario.admin.consumer(&shop.tenant, shop.name).await?.consumer_id;
+    async fn late(&self, consumer: &TestConsumer) -> Result<String> {
+        let (found, expected) = (self.effects(consumer).await?, consumer.expected());
+        let consumer_id =
+            self.hosts.admin.consumer(&consumer.tenant, consumer.name).await?.consumer_id;
         let rows = format!(
             "SELECT status, count(*) FROM oncebox.inbox WHERE consumer_id = {consumer_id} GROUP BY \
                 1"
         );
         let rows: Vec<(String, i64)> =
-            sqlx::query_as(AssertSqlSafe(rows)).fetch_all(&self.scenario.pool).await?;
-        let plan = ["consumer", "seek", shop.name, "--tenant", &shop.tenant, "--to", "end"];
-        let group = self.scenario.folder()?.run(&plan, "").await?.stdout;
-        let shown =
-            self.scenario.ok(&["consumer", "show", shop.name, "--tenant", &shop.tenant]).await?;
+            sqlx::query_as(AssertSqlSafe(rows)).fetch_all(&self.hosts.pool).await?;
+        let plan = ["consumer", "seek", consumer.name, "--tenant", &consumer.tenant, "--to", "end"];
+        let group = self.hosts.folder()?.run(&plan, "").await?.stdout;
+        let shown = self
+            .hosts
+            .ok(&["consumer", "show", consumer.name, "--tenant", &consumer.tenant])
+            .await?;
         Ok(format!(
             "`{}/{}` has {found} effects of {expected}; rows: {rows:?}\n{group}\n{shown}",
-            shop.tenant, shop.name
+            consumer.tenant, consumer.name
         ))
     }
 
     /// It goes on: effects come.
-    async fn wait_progress(&self, shop: &Shop) -> Result<()> {
-        let (before, deadline) = (self.effects(shop).await?, Instant::now() + STEP);
-        while self.effects(shop).await? <= before {
+    async fn wait_progress(&self, consumer: &TestConsumer) -> Result<()> {
+        let (before, deadline) = (self.effects(consumer).await?, Instant::now() + STEP);
+        while self.effects(consumer).await? <= before {
             if Instant::now() > deadline {
-                return self.scenario.violated(format!("no progress: {}", self.late(shop).await?));
+                return self.hosts.violated(format!("no progress: {}", self.late(consumer).await?));
             }
             sleep(Duration::from_millis(50)).await;
         }
@@ -352,62 +359,78 @@ impl Stage {
     }
 
     /// Nothing of it runs, while its messages go on coming.
-    async fn check_still(&self, shop: &Shop) -> Result<()> {
-        let before = self.effects(shop).await?;
+    async fn check_still(&self, consumer: &TestConsumer) -> Result<()> {
+        let before = self.effects(consumer).await?;
         sleep(Duration::from_millis(1_500)).await;
-        let after = self.effects(shop).await?;
+        let after = self.effects(consumer).await?;
         ensure!(
             after == before,
             "`{}/{}` rests, and {} messages ran",
-            shop.tenant,
-            shop.name,
+            consumer.tenant,
+            consumer.name,
             after - before
         );
         Ok(())
     }
 
     /// Every host that lives says that nothing of the consumer runs there.
-    async fn wait_stopped(&self, shop: &Shop) -> Result<()> {
+    async fn wait_stopped(&self, consumer: &TestConsumer) -> Result<()> {
         let deadline = Instant::now() + STEP;
         while !self
-            .scenario
+            .hosts
             .admin
-            .runs(Some(&shop.tenant), Some(shop.name))
+            .runs(Some(&consumer.tenant), Some(consumer.name))
             .await?
             .iter()
             .all(|run| run.state == "stopped")
         {
             if Instant::now() > deadline {
                 return self
-                    .scenario
-                    .violated(format!("it does not stop: {}", self.late(shop).await?));
+                    .hosts
+                    .violated(format!("it does not stop: {}", self.late(consumer).await?));
             }
             sleep(Duration::from_millis(50)).await;
         }
         Ok(())
     }
 
-    async fn create_consumer(&self, shop: &Shop) -> Result<()> {
-        self.scenario.kafka().create_topic(&shop.topic, 2, &[]).await?;
-        let file = format!("{}-{}.toml", shop.tenant, shop.name);
-        self.folder.write(&file, shop.policy(""))?;
+    async fn create_consumer(&self, consumer: &TestConsumer) -> Result<()> {
+        self.hosts.kafka().create_topic(&consumer.topic, 2, &[]).await?;
+        let file = format!("{}-{}.toml", consumer.tenant, consumer.name);
+        self.folder.write(&file, consumer.policy(""))?;
         self.api(
-            &["consumer", "create", shop.name, "--tenant", &shop.tenant, "--policy", &file],
+            &["consumer", "create", consumer.name, "--tenant", &consumer.tenant, "--policy", &file],
             "there is a consumer",
         )
         .await?;
-        let of =
-            ["--tenant", &shop.tenant, "--consumer", shop.name, "--event-type", "payment.captured"];
+        let of = [
+            "--tenant",
+            &consumer.tenant,
+            "--consumer",
+            consumer.name,
+            "--event-type",
+            "payment.captured",
+        ];
         self.api(&[&["deploy", "ledger.wasm", "--handler", "ledger"], &of[..]].concat(), "")
             .await?;
-        shop.flows.store(true, Ordering::Relaxed);
+        consumer.flows.store(true, Ordering::Relaxed);
         Ok(())
     }
 
-    async fn consumer(&self, shop: &Shop, verb: &[&str], more: &[&str]) -> Result<String> {
+    async fn consumer(
+        &self,
+        consumer: &TestConsumer,
+        verb: &[&str],
+        more: &[&str],
+    ) -> Result<String> {
         self.api(
-            &[&["consumer"], verb, &[shop.name, "--tenant", &shop.tenant, "--wait", "40"], more]
-                .concat(),
+            &[
+                &["consumer"],
+                verb,
+                &[consumer.name, "--tenant", &consumer.tenant, "--wait", "40"],
+                more,
+            ]
+            .concat(),
             "",
         )
         .await
@@ -423,13 +446,14 @@ async fn tenants_and_consumers_live_and_end_while_hosts_die() {
 }
 
 async fn lives(seed: u64) -> Result<()> {
-    let stage = Stage::new().await?;
+    let fixture = LifecycleFixture::new().await?;
     let unique = format!("{:06x}", rand::random::<u32>() & 0xff_ffff);
     let (x, y) = (format!("x-{unique}"), format!("y-{unique}"));
-    let (first, second, short) = (Shop::new(&x, "one"), Shop::new(&y, "one"), Shop::new(&x, "two"));
+    let (first, second, short) =
+        (TestConsumer::new(&x, "one"), TestConsumer::new(&y, "one"), TestConsumer::new(&x, "two"));
     let (stop_killing, stop_flowing) = (AtomicBool::new(false), AtomicBool::new(false));
     let story = async {
-        let told = tell(&stage, &first, &second, &short).await;
+        let told = tell(&fixture, &first, &second, &short).await;
         stop_flowing.store(true, Ordering::Relaxed);
         stop_killing.store(true, Ordering::Relaxed);
         told
@@ -437,82 +461,90 @@ async fn lives(seed: u64) -> Result<()> {
     let lived = async {
         tokio::try_join!(
             story,
-            stage.kill_at_random(StdRng::seed_from_u64(seed), &stop_killing),
-            stage.flow(&first, &stop_flowing),
-            stage.flow(&second, &stop_flowing),
-            stage.flow(&short, &stop_flowing)
+            fixture.kill_at_random(StdRng::seed_from_u64(seed), &stop_killing),
+            fixture.flow(&first, &stop_flowing),
+            fixture.flow(&second, &stop_flowing),
+            fixture.flow(&short, &stop_flowing)
         )?;
-        let kills = stage.kills.load(Ordering::Relaxed);
+        let kills = fixture.kills.load(Ordering::Relaxed);
         println!(
             "{kills} hosts were killed; {} and {} messages",
             first.expected(),
             second.expected()
         );
         ensure!(kills >= 5, "only {kills} hosts were killed");
-        stage.wait_exact(&first).await
+        fixture.wait_exact(&first).await
     };
     tokio::select! {
         lived = lived => lived?,
-        failed = stage.release_quarantined() => failed?,
+        failed = fixture.release_quarantined() => failed?,
     }
-    for slot in stage.slots.into_inner() {
+    for slot in fixture.slots.into_inner() {
         slot.process.context("it was started again")?.stop().await?;
     }
     Ok(())
 }
 
-async fn tell(stage: &Stage, first: &Shop, second: &Shop, short: &Shop) -> Result<()> {
-    for shop in [first, second] {
-        stage
-            .api(&["tenant", "create", &shop.tenant, "--schema", "schema.sql"], "there is a tenant")
+async fn tell(
+    fixture: &LifecycleFixture,
+    first: &TestConsumer,
+    second: &TestConsumer,
+    short: &TestConsumer,
+) -> Result<()> {
+    for consumer in [first, second] {
+        fixture
+            .api(
+                &["tenant", "create", &consumer.tenant, "--schema", "schema.sql"],
+                "there is a tenant",
+            )
             .await?;
-        stage.create_consumer(shop).await?;
-        stage.wait_progress(shop).await?;
+        fixture.create_consumer(consumer).await?;
+        fixture.wait_progress(consumer).await?;
     }
 
     println!("another policy");
-    stage.folder.write("new.toml", first.policy("batch.messages_max = 8"))?;
-    stage.consumer(first, &["policy", "set"], &["--policy", "new.toml"]).await?;
-    stage.wait_progress(first).await?;
-    stage.check_whole(first).await?;
+    fixture.folder.write("new.toml", first.policy("batch.messages_max = 8"))?;
+    fixture.consumer(first, &["policy", "set"], &["--policy", "new.toml"]).await?;
+    fixture.wait_progress(first).await?;
+    fixture.check_whole(first).await?;
 
     println!("paused; its neighbour goes on");
-    stage.consumer(second, &["pause"], &[]).await?;
-    stage.check_still(second).await?;
-    stage.check_whole(second).await?;
-    stage.wait_progress(first).await?;
-    stage.consumer(second, &["resume"], &[]).await?;
-    stage.wait_progress(second).await?;
+    fixture.consumer(second, &["pause"], &[]).await?;
+    fixture.check_still(second).await?;
+    fixture.check_whole(second).await?;
+    fixture.wait_progress(first).await?;
+    fixture.consumer(second, &["resume"], &[]).await?;
+    fixture.wait_progress(second).await?;
 
     println!("sought to the beginning");
-    let said = stage.consumer(first, &["seek"], &["--to", "beginning", "--yes"]).await?;
+    let said = fixture.consumer(first, &["seek"], &["--to", "beginning", "--yes"]).await?;
     ensure!(said.contains("records are read again"), "{said}");
-    stage.wait_progress(first).await?;
-    stage.check_whole(first).await?;
+    fixture.wait_progress(first).await?;
+    fixture.check_whole(first).await?;
 
     println!("drained, and resumed");
-    stage.consumer(first, &["drain"], &[]).await?;
-    stage.check_still(first).await?;
-    stage.check_whole(first).await?;
-    stage.consumer(first, &["resume"], &[]).await?;
-    stage.wait_progress(first).await?;
+    fixture.consumer(first, &["drain"], &[]).await?;
+    fixture.check_still(first).await?;
+    fixture.check_whole(first).await?;
+    fixture.consumer(first, &["resume"], &[]).await?;
+    fixture.wait_progress(first).await?;
 
     println!("sought over messages that somebody gives up");
     second.flows.store(false, Ordering::Relaxed);
-    stage.wait_exact(second).await?;
-    stage.consumer(second, &["pause"], &[]).await?;
+    fixture.wait_exact(second).await?;
+    fixture.consumer(second, &["pause"], &[]).await?;
     let given_up: Vec<_> = (0..10).map(|n| format!("given-up-{n}")).collect();
     second.skipped.lock().unwrap().extend(given_up.iter().cloned());
-    stage.send(second, given_up).await?;
-    stage.consumer(second, &["seek"], &["--to", "end", "--yes"]).await?;
-    stage.consumer(second, &["resume"], &[]).await?;
+    fixture.send(second, given_up).await?;
+    fixture.consumer(second, &["seek"], &["--to", "end", "--yes"]).await?;
+    fixture.consumer(second, &["resume"], &[]).await?;
     second.flows.store(true, Ordering::Relaxed);
-    stage.wait_progress(second).await?;
+    fixture.wait_progress(second).await?;
 
     println!("a consumer that lives a short life");
-    stage.create_consumer(short).await?;
-    stage.wait_progress(short).await?;
-    stage.check_whole(short).await?;
+    fixture.create_consumer(short).await?;
+    fixture.wait_progress(short).await?;
+    fixture.check_whole(short).await?;
     let deleted = [
         "consumer",
         "delete",
@@ -524,46 +556,46 @@ async fn tell(stage: &Stage, first: &Shop, second: &Shop, short: &Shop) -> Resul
         "--wait",
         "60",
     ];
-    stage.api(&deleted, "there is no consumer").await?;
+    fixture.api(&deleted, "there is no consumer").await?;
     const LEFT: &str = "SELECT count(*) FROM oncebox.inbox i WHERE NOT EXISTS (SELECT FROM \
         oncebox.consumer c WHERE c.consumer_id = i.consumer_id)";
     ensure!(
-        stage.number(LEFT.to_owned()).await? == 0,
+        fixture.number(LEFT.to_owned()).await? == 0,
         "rows of a consumer that was deleted are left"
     );
-    stage.check_still(short).await?;
+    fixture.check_still(short).await?;
     let twice = format!(
         "SELECT count(*) - count(DISTINCT message_id) FROM {}.ledger_entry",
-        stage.schema(short).await?
+        fixture.schema(short).await?
     );
-    ensure!(stage.number(twice).await? == 0, "an effect is doubled");
+    ensure!(fixture.number(twice).await? == 0, "an effect is doubled");
     short.flows.store(false, Ordering::Relaxed);
 
     println!("a tenant with new credentials, that rests and goes on");
     let tenant = second.tenant.as_str();
-    stage.api(&["tenant", "rotate-credentials", tenant], "").await?;
-    stage.wait_progress(second).await?;
-    stage.api(&["tenant", "suspend", tenant], "").await?;
-    stage.wait_stopped(second).await?;
-    stage.check_still(second).await?;
-    stage.check_whole(second).await?;
-    stage.wait_progress(first).await?;
-    stage.api(&["tenant", "resume", tenant], "").await?;
-    stage.wait_progress(second).await?;
+    fixture.api(&["tenant", "rotate-credentials", tenant], "").await?;
+    fixture.wait_progress(second).await?;
+    fixture.api(&["tenant", "suspend", tenant], "").await?;
+    fixture.wait_stopped(second).await?;
+    fixture.check_still(second).await?;
+    fixture.check_whole(second).await?;
+    fixture.wait_progress(first).await?;
+    fixture.api(&["tenant", "resume", tenant], "").await?;
+    fixture.wait_progress(second).await?;
 
     println!("the end of a tenant");
     second.flows.store(false, Ordering::Relaxed);
-    stage.wait_exact(second).await?;
+    fixture.wait_exact(second).await?;
     println!("{} effects of `{tenant}`, each once", second.expected());
     let (schema, login) = {
-        let row = stage.scenario.admin.tenant(tenant).await?;
+        let row = fixture.hosts.admin.tenant(tenant).await?;
         (row.schema_name, row.login)
     };
-    stage.api(&["tenant", "delete", tenant, "--confirm", tenant], "there is no tenant").await?;
+    fixture.api(&["tenant", "delete", tenant, "--confirm", tenant], "there is no tenant").await?;
     let left = format!(
         "SELECT (SELECT count(*) FROM pg_namespace WHERE nspname = '{schema}') + (SELECT count(*) \
             FROM pg_roles WHERE rolname = '{login}') + ({LEFT})"
     );
-    ensure!(stage.number(left).await? == 0, "something of a tenant that was deleted is left");
-    stage.wait_progress(first).await
+    ensure!(fixture.number(left).await? == 0, "something of a tenant that was deleted is left");
+    fixture.wait_progress(first).await
 }

@@ -21,7 +21,7 @@ use oncebox_tests::{
     inbox,
     load::{Load, Work},
     postgres::TestDatabase,
-    program::Folder,
+    program::WorkingDir,
 };
 use rdkafka::{
     ClientConfig,
@@ -49,18 +49,18 @@ const THREADS_OF_CLIENT: usize = 8;
 const THREADS_OF_HOST: usize = 60;
 
 /// A database with many tenants, a broker with a topic for each, and a host.
-struct Crowd {
+struct ManyTenants {
     admin: Admin,
     pool: PgPool,
     tenants: Vec<Tenant>,
     broker: MockBroker,
     producer: FutureProducer,
     key: String,
-    folder: Folder,
+    folder: WorkingDir,
     database: TestDatabase,
 }
 
-impl Crowd {
+impl ManyTenants {
     async fn new(size: usize) -> Self {
         let database = TestDatabase::create(&inbox::SOURCE, async |url: &str| {
             inbox::prepare(&url.parse()?).await
@@ -77,16 +77,16 @@ impl Crowd {
             .set("linger.ms", "1")
             .create()
             .unwrap();
-        let folder = Folder::new().unwrap();
-        let mut crowd =
+        let folder = WorkingDir::new().unwrap();
+        let mut fixture =
             Self { admin, pool, tenants: Vec::new(), broker, producer, key, folder, database };
         let joined = stream::iter(0..size)
-            .map(|number| crowd.join(number))
+            .map(|number| fixture.join(number))
             .buffered(4)
             .collect::<Vec<_>>()
             .await;
-        crowd.tenants = joined;
-        crowd
+        fixture.tenants = joined;
+        fixture
     }
 
     /// One tenant more, with a consumer and its handler.
@@ -277,8 +277,8 @@ impl Host {
         10 * (fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap())
     }
 
-    async fn tell(&self, when: &str, crowd: &Crowd) {
-        let sessions = crowd.sessions().await;
+    async fn tell(&self, when: &str, fixture: &ManyTenants) {
+        let sessions = fixture.sessions().await;
         println!(
             "{when}: {} open, {} idle; {} MB, {} threads, {} connections of {} tenants, {:.1} s of \
                 processor time",
@@ -315,17 +315,17 @@ async fn what_has_nothing_to_do_costs_next_to_nothing_and_one_more_disturbs_nobo
     let size: usize =
         std::env::var("ONCEBOX_TEST_TENANTS").map_or(120, |size| size.parse().unwrap());
     let began = Instant::now();
-    let mut crowd = Crowd::new(size).await;
+    let mut fixture = ManyTenants::new(size).await;
     println!("{size} tenants made in {:.1} s", began.elapsed().as_secs_f64());
 
     let started = Instant::now();
-    let host = crowd.start();
+    let host = fixture.start();
     host.wait_ready().await;
     println!("ready after {:.1} s", started.elapsed().as_secs_f64());
     host.wait_consumers("idle", size).await;
-    host.tell("at rest", &crowd).await;
+    host.tell("at rest", &fixture).await;
     assert_eq!(host.consumers("open").await, 0);
-    assert_eq!(crowd.sessions().await.len(), 0, "a tenant without work holds a connection");
+    assert_eq!(fixture.sessions().await.len(), 0, "a tenant without work holds a connection");
     assert!(host.threads() <= THREADS_OF_HOST, "{} threads", host.threads());
     let (before, cpu) = (Instant::now(), host.cpu_ms());
     let looks = host.metric("oncebox_watcher_lookups_total", "").await;
@@ -340,19 +340,19 @@ async fn what_has_nothing_to_do_costs_next_to_nothing_and_one_more_disturbs_nobo
     // Twenty get something to do.
     let first = Instant::now();
     let sent = stream::iter(0..BUSY).map(|number| {
-        let (crowd, load) = (&crowd, load("a", 50));
-        async move { crowd.send(number, &load).await }
+        let (fixture, load) = (&fixture, load("a", 50));
+        async move { fixture.send(number, &load).await }
     });
     sent.buffer_unordered(BUSY).collect::<Vec<_>>().await;
     for number in 0..BUSY {
-        crowd.wait_effects(number, 50).await;
+        fixture.wait_effects(number, 50).await;
     }
     println!("{BUSY} woke and took 50 messages each in {:.1} s", first.elapsed().as_secs_f64());
-    host.tell("busy", &crowd).await;
-    let (open, sessions) = (host.consumers("open").await, crowd.sessions().await);
+    host.tell("busy", &fixture).await;
+    let (open, sessions) = (host.consumers("open").await, fixture.sessions().await);
     assert!(open <= BUSY, "{open} are open");
     assert!(sessions.values().sum::<i64>() <= CONNECTIONS_MAX as i64, "{sessions:?}");
-    let busy: Vec<_> = crowd.tenants[..BUSY].iter().map(|tenant| &tenant.login).collect();
+    let busy: Vec<_> = fixture.tenants[..BUSY].iter().map(|tenant| &tenant.login).collect();
     assert!(
         sessions.keys().all(|login| busy.contains(&login)),
         "an idle tenant holds a connection: {sessions:?}"
@@ -365,15 +365,15 @@ async fn what_has_nothing_to_do_costs_next_to_nothing_and_one_more_disturbs_nobo
 
     // One more comes while they work.
     let since: chrono::DateTime<chrono::Utc> =
-        sqlx::query_scalar("SELECT now()").fetch_one(&crowd.pool).await.unwrap();
+        sqlx::query_scalar("SELECT now()").fetch_one(&fixture.pool).await.unwrap();
     let rebalances = host.metric("oncebox_kafka_rebalances_total", "").await;
     let joined = {
         let working =
             stream::iter(0..BUSY).map(Ok::<_, ()>).try_for_each_concurrent(BUSY, |number| {
-                let crowd = &crowd;
+                let fixture = &fixture;
                 async move {
                     for part in 0..30 {
-                        crowd.send(number, &load(&format!("b-{part}"), 1)).await;
+                        fixture.send(number, &load(&format!("b-{part}"), 1)).await;
                         sleep(Duration::from_millis(100)).await;
                     }
                     Ok(())
@@ -381,46 +381,50 @@ async fn what_has_nothing_to_do_costs_next_to_nothing_and_one_more_disturbs_nobo
             });
         let joining = async {
             sleep(Duration::from_millis(500)).await;
-            crowd.join(size).await
+            fixture.join(size).await
         };
         let (worked, joined) = tokio::join!(working, joining);
         worked.unwrap();
         joined
     };
-    crowd.tenants.push(joined);
+    fixture.tenants.push(joined);
     let came = Instant::now();
-    crowd.send(size, &load("a", 10)).await;
-    crowd.wait_effects(size, 10).await;
+    fixture.send(size, &load("a", 10)).await;
+    fixture.wait_effects(size, 10).await;
     println!(
         "number {} took its messages {:.1} s after they came",
         size + 1,
         came.elapsed().as_secs_f64()
     );
     for number in 0..BUSY {
-        crowd.wait_effects(number, 80).await;
+        fixture.wait_effects(number, 80).await;
     }
-    let pause = crowd.longest_pause(BUSY, since).await;
+    let pause = fixture.longest_pause(BUSY, since).await;
     println!("longest pause of a busy tenant meanwhile: {pause:.0} ms");
     let rebalances = host.metric("oncebox_kafka_rebalances_total", "").await - rebalances;
     assert_eq!(rebalances, 1, "only the newcomer's partition moved");
     assert_eq!(host.metric("oncebox_kafka_inbox_errors_total", "").await, 0);
     assert!(pause < 10_000.0, "a busy tenant waited {pause} ms");
-    host.tell("with one more", &crowd).await;
+    host.tell("with one more", &fixture).await;
 
     // They come to rest, and are woken again.
     host.wait_consumers("idle", size + 1).await;
     let deadline = Instant::now() + Duration::from_secs(60);
-    while !crowd.sessions().await.is_empty() {
-        assert!(Instant::now() < deadline, "connections without use: {:?}", crowd.sessions().await);
+    while !fixture.sessions().await.is_empty() {
+        assert!(
+            Instant::now() < deadline,
+            "connections without use: {:?}",
+            fixture.sessions().await
+        );
         sleep(Duration::from_millis(500)).await;
     }
-    host.tell("at rest again", &crowd).await;
+    host.tell("at rest again", &fixture).await;
     assert!(host.threads() <= THREADS_OF_HOST, "{} threads", host.threads());
     let came = Instant::now();
-    crowd.send(3, &load("c", 1)).await;
-    crowd.wait_effects(3, 81).await;
+    fixture.send(3, &load("c", 1)).await;
+    fixture.wait_effects(3, 81).await;
     println!("one that rested took its message after {:.2} s", came.elapsed().as_secs_f64());
     for number in BUSY..size {
-        assert_eq!(crowd.effects(number).await, (0, 0));
+        assert_eq!(fixture.effects(number).await, (0, 0));
     }
 }

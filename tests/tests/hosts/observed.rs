@@ -12,8 +12,8 @@ use std::{
 
 use oncebox_model::record::Record;
 use oncebox_tests::{
-    host::{DEADLINE, HostProcess, Scenario},
-    inbox::{Guest, World, deliver, record, step},
+    host::{DEADLINE, HostFixture, HostProcess},
+    inbox::{Guest, InboxFixture, deliver, record, step},
     load::{Load, Work},
     services::target_dir,
 };
@@ -77,8 +77,8 @@ async fn every_line_of_a_message_names_it_and_none_shows_its_payload() {
         .with_writer(lines.clone())
         .finish();
     let _logging = tracing::subscriber::set_default(logging);
-    let world = World::new().await;
-    let tenant = world.tenant("acme", "").await;
+    let fixture = InboxFixture::new().await;
+    let tenant = fixture.tenant("acme", "").await;
     let with =
         |offset, id: &str, script: &str| record(offset, id, &format!("{script}\n# {SECRET}"));
     let of_version = |mut record: Record, key: &str, version: i64| {
@@ -131,15 +131,15 @@ async fn every_line_of_a_message_names_it_and_none_shows_its_payload() {
         ("old", "replay = { past_horizon = 'park' }", old),
         ("leased", "ack = 'after_insert'", leased),
     ] {
-        let consumer = world.consumer(&tenant, name, policy).await;
-        let host = world.host(&consumer);
+        let consumer = fixture.consumer(&tenant, name, policy).await;
+        let host = fixture.host(&consumer);
         deliver(&host, &log).await;
         if name == "leased" {
             // Its workers die: three times of one, once of the other.
-            let mut dying = Guest::connect(&world, &consumer).await;
+            let mut dying = Guest::connect(&fixture, &consumer).await;
             for deaths in [2, 1, 1] {
                 assert_eq!(dying.lease(50).await.unwrap().len(), deaths);
-                world
+                fixture
                     .until("SELECT count(*) > 0 FROM oncebox.inbox WHERE locked_until < now()")
                     .await;
                 if deaths == 2 {
@@ -147,9 +147,9 @@ async fn every_line_of_a_message_names_it_and_none_shows_its_payload() {
                 }
             }
         }
-        world.retry_until_settled(&host).await;
+        fixture.retry_until_settled(&host).await;
     }
-    let texts: Vec<String> = world
+    let texts: Vec<String> = fixture
         .rows()
         .await
         .into_iter()
@@ -182,7 +182,7 @@ async fn every_line_of_a_message_names_it_and_none_shows_its_payload() {
             "nothing says `{event}`: {of_messages:#?}"
         );
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// Seconds between two values of a series, as a Prometheus that scrapes every fifteen has them.
@@ -260,12 +260,12 @@ fn rules() -> PathBuf {
 /// not there; or it fires of itself, or goes on for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_rules_fire_on_what_a_host_measures_and_end_with_it() {
-    let scenario = Scenario::new().await.unwrap();
+    let fixture = HostFixture::new().await.unwrap();
     const POLICY: &str = r#"UPDATE oncebox.consumer SET policy = policy || '{"alerts": {"pending_age_s": 1, "parked": 1, "dead_letters": 2, "collisions": 1}, "retry": {"attempts_max": 20, "backoff_min_ms": 600000, "backoff_max_ms": 600000, "jitter": "none", "lease_ms": 10000, "workers": 2}}' WHERE consumer_id = {consumer}"#;
-    scenario.execute(POLICY).await.unwrap();
-    let tenant = scenario.tenant.name.clone();
+    fixture.execute(POLICY).await.unwrap();
+    let tenant = fixture.tenant.name.clone();
     let named = ["--tenant", &tenant, "--consumer", "payments"];
-    let host = scenario.start("a", &[]).unwrap();
+    let host = fixture.start("a", &[]).unwrap();
     let until = async |alert: &str, value| {
         host.until_metric("oncebox_alert", &[&format!("alert=\"{alert}\"")], value).await.unwrap()
     };
@@ -279,13 +279,13 @@ async fn the_rules_fire_on_what_a_host_measures_and_end_with_it() {
     let mut watch = Watch { phases: Vec::new(), expected: Vec::new() };
 
     // Quiet: what comes completes.
-    scenario.send(&Load::of([Work::Pay, Work::Pay])).await.unwrap();
-    scenario.wait_settled().await.unwrap();
+    fixture.send(&Load::of([Work::Pay, Work::Pay])).await.unwrap();
+    fixture.wait_settled().await.unwrap();
     states([0.0; 4]).await;
     watch.phases.push(scrape(&host).await);
 
     // One waits for its retry, one is parked, and two are dead letters.
-    scenario
+    fixture
         .send(&Load::of([Work::Fails(2), Work::Park, Work::Reject, Work::Reject]).named("bad"))
         .await
         .unwrap();
@@ -297,11 +297,11 @@ async fn the_rules_fire_on_what_a_host_measures_and_end_with_it() {
     watch.phases.push(scrape(&host).await);
 
     // A person has seen to them.
-    scenario
+    fixture
         .ok(&[&["inbox", "retry", "--all", "--because", "a test"], &named[..]].concat())
         .await
         .unwrap();
-    scenario
+    fixture
         .ok(&[&["inbox", "discard", "--all", "--because", "a test"], &named[..]].concat())
         .await
         .unwrap();
@@ -340,8 +340,8 @@ async fn the_rules_fire_on_what_a_host_measures_and_end_with_it() {
 /// answer is one to end.
 #[tokio::test(flavor = "multi_thread")]
 async fn half_open_connections_keep_no_probe_out() {
-    let scenario = Scenario::new().await.unwrap();
-    let host = scenario.start_ready("a", &[]).await.unwrap();
+    let fixture = HostFixture::new().await.unwrap();
+    let host = fixture.start_ready("a", &[]).await.unwrap();
     let refused = async |reason: &str| {
         let of = ["listener=\"metrics\"", &format!("reason=\"{reason}\"")];
         host.metric("oncebox_http_connections_closed_total", &of).await
@@ -378,11 +378,11 @@ async fn refused_duplicates_are_told_on_the_command_line() {
         $$ BEGIN PERFORM nextval('public.writes'); RETURN NULL; END $$; \
         CREATE TRIGGER count_write AFTER INSERT OR UPDATE ON oncebox.duplicates_refused FOR EACH \
         ROW EXECUTE FUNCTION count_write()";
-    let scenario = Scenario::new().await.unwrap();
-    scenario.execute(WRITES).await.unwrap();
-    let tenant = scenario.tenant.name.clone();
+    let fixture = HostFixture::new().await.unwrap();
+    fixture.execute(WRITES).await.unwrap();
+    let tenant = fixture.tenant.name.clone();
     let show = async |more: &[&str]| {
-        scenario
+        fixture
             .ok(&[&["consumer", "show", "payments", "--tenant", &tenant], more].concat())
             .await
             .unwrap()
@@ -392,14 +392,14 @@ async fn refused_duplicates_are_told_on_the_command_line() {
         shown["duplicates"]["refused"].as_i64().unwrap()
     };
     let load = Load::of([Work::Pay; 100]);
-    let host = scenario.start_ready("a", &[]).await.unwrap();
-    scenario.send(&load).await.unwrap();
-    scenario.wait_settled().await.unwrap();
+    let host = fixture.start_ready("a", &[]).await.unwrap();
+    fixture.send(&load).await.unwrap();
+    fixture.wait_settled().await.unwrap();
     let text = show(&[]).await;
     assert!(text.contains("\nduplicates refused: none since 2"), "{text}");
 
     for _ in 0..5 {
-        scenario.send(&load).await.unwrap();
+        fixture.send(&load).await.unwrap();
     }
     let counted = ["outcome=\"already_done\""];
     host.until_metric_reaches("oncebox_claims_total", &counted, 500.0).await.unwrap();
@@ -414,16 +414,16 @@ async fn refused_duplicates_are_told_on_the_command_line() {
         text.contains("\nduplicates refused: 500 since 2") && text.contains(", the last at 2"),
         "{text}"
     );
-    let writes = scenario.number("SELECT last_value FROM public.writes").await.unwrap();
+    let writes = fixture.number("SELECT last_value FROM public.writes").await.unwrap();
     assert!(writes < 50, "{writes} writes for 500 duplicates");
 
     // What a host refused just before it ends is not lost, and its successor goes on.
-    scenario.send(&load).await.unwrap();
+    fixture.send(&load).await.unwrap();
     host.until_metric_reaches("oncebox_claims_total", &counted, 600.0).await.unwrap();
     host.stop().await.unwrap();
     assert_eq!(refused().await, 600);
-    let host = scenario.start_ready("a", &[]).await.unwrap();
-    scenario.send(&load).await.unwrap();
+    let host = fixture.start_ready("a", &[]).await.unwrap();
+    fixture.send(&load).await.unwrap();
     host.until_metric_reaches("oncebox_claims_total", &counted, 100.0).await.unwrap();
     host.stop().await.unwrap();
     assert_eq!(refused().await, 700);

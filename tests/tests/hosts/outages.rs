@@ -1,19 +1,17 @@
 //! The database or the broker goes away under load and comes back; a host is asked to leave in the
 //! middle of its work. Nothing is lost, nothing is done twice, and nobody's attempts are used up.
 
-use std::{
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::{
-    host::{DEADLINE, HostProcess, Options, Scenario, aside},
+    host::{DEADLINE, HostFixture, HostProcess, Options, aside},
     kafka::KafkaServer,
     load::{Load, Work},
     pooler::Pooler,
     proxy::Proxy,
+    temp_dir::TempDir,
 };
 use sqlx::{Connection, Executor, PgConnection, postgres::PgConnectOptions};
 use tokio::task::spawn_blocking;
@@ -26,42 +24,28 @@ fn load(messages: usize) -> Load {
     Load::of((0..messages).map(|number| if number % 10 == 0 { Work::Fails(2) } else { Work::Pay }))
 }
 
-/// A folder that goes away with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Self {
-        Self(std::env::temp_dir().join(format!("oncebox-outage-{:08x}", rand::random::<u32>())))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// What could go wrong: PostgreSQL crashes in the middle of a batch, and what was under way is
 /// acked without its effect, repeated, or charged to the messages. A3, D3, S1-001 (network
 /// timeout), S1-105.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_of_the_database_costs_nothing() {
-    let folder = Folder::new();
-    let options = PostgresOptions::new(&folder.0).tcp(true);
+    let folder = TempDir::new("outage");
+    let options = PostgresOptions::new(folder.path()).tcp(true);
     let mut postgres =
         spawn_blocking(move || PrivatePostgres::start(options)).await.unwrap().unwrap();
-    let scenario = Scenario::with(Options { postgres: Some(postgres.url()), ..Options::default() })
-        .await
-        .unwrap();
+    let fixture =
+        HostFixture::with(Options { postgres: Some(postgres.url()), ..Options::default() })
+            .await
+            .unwrap();
     let load = load(600);
-    scenario.open_accounts(&load).await.unwrap();
-    let host = scenario.start_ready("a", &[]).await.unwrap();
+    fixture.open_accounts(&load).await.unwrap();
+    let host = fixture.start_ready("a", &[]).await.unwrap();
     let mut sent = 0;
     for (outage, chunk) in load.deliveries.chunks(200).enumerate() {
-        let before = scenario.number(EFFECTS).await.unwrap();
-        scenario.send(&Load { deliveries: chunk.to_vec() }).await.unwrap();
+        let before = fixture.number(EFFECTS).await.unwrap();
+        fixture.send(&Load { deliveries: chunk.to_vec() }).await.unwrap();
         sent += chunk.len();
-        scenario.until(EFFECTS, before + 10).await.unwrap();
+        fixture.until(EFFECTS, before + 10).await.unwrap();
         if outage == 1 {
             postgres.kill().unwrap();
             host.wait_not_ready().await.unwrap();
@@ -70,14 +54,14 @@ async fn a_crash_of_the_database_costs_nothing() {
             postgres.restart_immediate().unwrap();
         }
         host.wait_ready().await.unwrap();
-        scenario.wait_settled().await.unwrap();
+        fixture.wait_settled().await.unwrap();
     }
     assert_eq!(sent, 600);
     // S1-001, S1-105, S4-002.
-    scenario.check().await.unwrap();
+    fixture.check().await.unwrap();
     assert!(host.is_running(), "an outage is to be waited for");
     host.stop().await.unwrap();
-    drop(scenario);
+    drop(fixture);
     drop(postgres);
 }
 
@@ -87,12 +71,12 @@ async fn a_crash_of_the_database_costs_nothing() {
 async fn a_crash_of_the_broker_costs_nothing() {
     let mut kafka = spawn_blocking(KafkaServer::start_private).await.unwrap().unwrap();
     let options = Options { brokers: Some(kafka.bootstrap().to_owned()), ..Options::default() };
-    let scenario = Scenario::with(options).await.unwrap();
-    let host = scenario.start_ready("a", &[]).await.unwrap();
+    let fixture = HostFixture::with(options).await.unwrap();
+    let host = fixture.start_ready("a", &[]).await.unwrap();
     for (outage, chunk) in load(400).deliveries.chunks(200).enumerate() {
-        let before = scenario.number(EFFECTS).await.unwrap();
-        scenario.send(&Load { deliveries: chunk.to_vec() }).await.unwrap();
-        scenario.until(EFFECTS, before + 10).await.unwrap();
+        let before = fixture.number(EFFECTS).await.unwrap();
+        fixture.send(&Load { deliveries: chunk.to_vec() }).await.unwrap();
+        fixture.until(EFFECTS, before + 10).await.unwrap();
         kafka = spawn_blocking(move || {
             if outage == 0 {
                 kafka.kill().unwrap();
@@ -104,10 +88,10 @@ async fn a_crash_of_the_broker_costs_nothing() {
         })
         .await
         .unwrap();
-        scenario.wait_settled().await.unwrap();
+        fixture.wait_settled().await.unwrap();
     }
     // S1-001, S4-002.
-    scenario.check().await.unwrap();
+    fixture.check().await.unwrap();
     assert!(host.is_running(), "an outage is to be waited for");
     host.stop().await.unwrap();
 }
@@ -116,13 +100,13 @@ async fn a_crash_of_the_broker_costs_nothing() {
 /// or leaves the offset behind so that its successor starts over. S4-003, S0-022.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_is_asked_to_leave_finishes_what_it_runs() {
-    let scenario =
-        Scenario::with(Options { partitions: 1, deadline_ms: 12_000, ..Options::default() })
+    let fixture =
+        HostFixture::with(Options { partitions: 1, deadline_ms: 12_000, ..Options::default() })
             .await
             .unwrap();
-    scenario.send(&Load::of([Work::Sleeps(1_500); 3])).await.unwrap();
-    let host = scenario.start_ready("a", &[("ONCEBOX_SHUTDOWN_DRAIN_MS", "18000")]).await.unwrap();
-    scenario.until_sleeping(1).await.unwrap();
+    fixture.send(&Load::of([Work::Sleeps(1_500); 3])).await.unwrap();
+    let host = fixture.start_ready("a", &[("ONCEBOX_SHUTDOWN_DRAIN_MS", "18000")]).await.unwrap();
+    fixture.until_sleeping(1).await.unwrap();
     let asked = Instant::now();
     host.signal(libc::SIGTERM);
     host.wait_not_ready().await.unwrap();
@@ -132,14 +116,14 @@ async fn a_host_that_is_asked_to_leave_finishes_what_it_runs() {
         "{status} after {:?}",
         asked.elapsed()
     );
-    let done = scenario.number(EFFECTS).await.unwrap();
+    let done = fixture.number(EFFECTS).await.unwrap();
     assert!((1..3).contains(&done), "what ran was finished, nothing else was begun: {done}");
     // S4-003.
-    assert_eq!(scenario.positions().await.unwrap()[&0].0, done, "what was finished is acked");
+    assert_eq!(fixture.positions().await.unwrap()[&0].0, done, "what was finished is acked");
 
-    let successor = scenario.start("a", &[]).unwrap();
-    scenario.wait_settled().await.unwrap();
-    scenario.check().await.unwrap();
+    let successor = fixture.start("a", &[]).unwrap();
+    fixture.wait_settled().await.unwrap();
+    fixture.check().await.unwrap();
     successor.stop().await.unwrap();
 }
 
@@ -147,18 +131,18 @@ async fn a_host_that_is_asked_to_leave_finishes_what_it_runs() {
 /// stays.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_that_takes_too_long_is_cut_short_and_leaves_nothing_half_done() {
-    let scenario = Scenario::with(Options { partitions: 1, ..Options::default() }).await.unwrap();
-    scenario.send(&Load::of([Work::Sleeps(2_000); 2])).await.unwrap();
-    let host = scenario.start_ready("a", &[("ONCEBOX_SHUTDOWN_DRAIN_MS", "300")]).await.unwrap();
-    scenario.until_sleeping(1).await.unwrap();
+    let fixture = HostFixture::with(Options { partitions: 1, ..Options::default() }).await.unwrap();
+    fixture.send(&Load::of([Work::Sleeps(2_000); 2])).await.unwrap();
+    let host = fixture.start_ready("a", &[("ONCEBOX_SHUTDOWN_DRAIN_MS", "300")]).await.unwrap();
+    fixture.until_sleeping(1).await.unwrap();
     let asked = Instant::now();
     host.signal(libc::SIGTERM);
     host.wait_exit(Duration::from_secs(30)).await.unwrap();
     assert!(asked.elapsed() < Duration::from_secs(18), "{:?}", asked.elapsed());
-    scenario.check_whole().await.unwrap();
-    let successor = scenario.start("a", &[]).unwrap();
-    scenario.wait_settled().await.unwrap();
-    scenario.check().await.unwrap();
+    fixture.check_whole().await.unwrap();
+    let successor = fixture.start("a", &[]).unwrap();
+    fixture.wait_settled().await.unwrap();
+    fixture.check().await.unwrap();
     successor.stop().await.unwrap();
 }
 
@@ -169,9 +153,9 @@ async fn a_drain_that_takes_too_long_is_cut_short_and_leaves_nothing_half_done()
 async fn a_host_waits_for_its_database_and_its_broker() {
     let mut kafka = spawn_blocking(KafkaServer::start_private).await.unwrap().unwrap();
     let options = Options { brokers: Some(kafka.bootstrap().to_owned()), ..Options::default() };
-    let scenario = Scenario::with(options).await.unwrap();
-    scenario.send(&load(50)).await.unwrap();
-    let (database, through) = Proxy::before(scenario.database_url()).await.unwrap();
+    let fixture = HostFixture::with(options).await.unwrap();
+    fixture.send(&load(50)).await.unwrap();
+    let (database, through) = Proxy::before(fixture.database_url()).await.unwrap();
     let (kafka_again, stopped) = spawn_blocking(move || (kafka.stop(), kafka))
         .await
         .map(|(stopped, kafka)| (kafka, stopped))
@@ -180,7 +164,7 @@ async fn a_host_waits_for_its_database_and_its_broker() {
     let mut kafka = kafka_again;
 
     database.close();
-    let host = scenario.start("a", &[("ONCEBOX_DATABASE_URL", &through)]).unwrap();
+    let host = fixture.start("a", &[("ONCEBOX_DATABASE_URL", &through)]).unwrap();
     host.wait_not_ready_for("the database is not reachable").await.unwrap();
     // It is told why once, however often it tries.
     let (tried, deadline) = (database.accepted(), Instant::now() + DEADLINE);
@@ -199,13 +183,13 @@ async fn a_host_waits_for_its_database_and_its_broker() {
     let kafka = spawn_blocking(move || kafka.start_again().map(|()| kafka)).await.unwrap().unwrap();
     host.wait_ready().await.unwrap();
     assert_says_no_reason_twice(&host, 3);
-    scenario.wait_settled().await.unwrap();
-    scenario.check().await.unwrap();
+    fixture.wait_settled().await.unwrap();
+    fixture.check().await.unwrap();
     host.stop().await.unwrap();
 
     // One that waits can be stopped.
     database.close();
-    let waiting = scenario.start("a", &[("ONCEBOX_DATABASE_URL", &through)]).unwrap();
+    let waiting = fixture.start("a", &[("ONCEBOX_DATABASE_URL", &through)]).unwrap();
     waiting.wait_not_ready_for("the database is not reachable").await.unwrap();
     waiting.stop().await.unwrap();
     drop(kafka);
@@ -225,8 +209,8 @@ fn assert_says_no_reason_twice(host: &HostProcess, changes_min: usize) {
 /// What could go wrong: a host that can never start waits in silence.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_does_not_wait_for_what_only_a_person_mends() {
-    let scenario = Scenario::new().await.unwrap();
-    let url = scenario.database_url().to_owned();
+    let fixture = HostFixture::new().await.unwrap();
+    let url = fixture.database_url().to_owned();
     let (_, address) = url.rsplit_once('@').unwrap();
     let password = url.split([':', '@']).nth(2).unwrap();
     let wrong_login = url.replacen(&format!(":{password}@"), ":wrong@", 1);
@@ -243,7 +227,7 @@ async fn a_host_does_not_wait_for_what_only_a_person_mends() {
         ("ONCEBOX_MASTER_KEY", "short", "the master key must be"),
         ("ONCEBOX_KAFKA_BROKERS", "", "no brokers are configured"),
     ] {
-        let host = scenario.start("a", &[(variable, value)]).unwrap();
+        let host = fixture.start("a", &[(variable, value)]).unwrap();
         let status = host.wait_exit(Duration::from_secs(40)).await.unwrap();
         assert_eq!(
             (status.code(), host.log_lines(said)),
@@ -260,10 +244,10 @@ async fn a_host_does_not_wait_for_what_only_a_person_mends() {
 /// error names something else.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pooler_that_drops_startup_options_is_refused() {
-    let scenario = Scenario::new().await.unwrap();
-    let folder = Folder::new();
-    std::fs::create_dir(&folder.0).unwrap();
-    let url = scenario.database_url();
+    let fixture = HostFixture::new().await.unwrap();
+    let folder = TempDir::new("outage");
+    std::fs::create_dir(folder.path()).unwrap();
+    let url = fixture.database_url();
     let drops = "ignore_startup_parameters = extra_float_digits, options";
     for settings in [
         format!("pool_mode = session\n{drops}"),
@@ -279,7 +263,7 @@ async fn a_pooler_that_drops_startup_options_is_refused() {
             "`options`"
         };
         for command in ["migrate", "serve"] {
-            let mut program = scenario.program().unwrap();
+            let mut program = fixture.program().unwrap();
             program.arg(command).env("ONCEBOX_DATABASE_URL", &through);
             program
                 .env("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0")
@@ -296,8 +280,8 @@ async fn a_pooler_that_drops_startup_options_is_refused() {
             assert!(clear && !text.contains("exists"), "{settings}: {text}");
         }
         // A tenant's own database is reached in the same way.
-        let mut command = scenario.program().unwrap();
-        let file = folder.0.join("url");
+        let mut command = fixture.program().unwrap();
+        let file = folder.path().join("url");
         std::fs::write(&file, &through).unwrap();
         command.args(["tenant", "create", "pooled", "--database-url-file", file.to_str().unwrap()]);
         let said = spawn_blocking(move || command.output()).await.unwrap().unwrap();
@@ -309,15 +293,15 @@ async fn a_pooler_that_drops_startup_options_is_refused() {
     }
     const MISPLACED: &str = "SELECT count(*) FROM pg_class WHERE relname = '_sqlx_migrations' AND \
         relnamespace <> 'oncebox'::regnamespace";
-    assert_eq!(scenario.number(MISPLACED).await.unwrap(), 0);
+    assert_eq!(fixture.number(MISPLACED).await.unwrap(), 0);
 }
 
 /// What could go wrong: a connection that a firewall has forgotten is waited for until the system
 /// gives it up, a quarter of an hour later, or for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_goes_dead_is_noticed() {
-    let scenario = Scenario::new().await.unwrap();
-    let (way, through) = Proxy::before(scenario.database_url()).await.unwrap();
+    let fixture = HostFixture::new().await.unwrap();
+    let (way, through) = Proxy::before(fixture.database_url()).await.unwrap();
     let options: PgConnectOptions = through.parse().unwrap();
     let mut connection =
         PgConnection::connect_with(&options.clone().answer_timeout(Duration::from_secs(3)))
@@ -388,7 +372,7 @@ fn sockets_to(port: u16) -> Vec<libc::c_int> {
 async fn a_host_cut_off_from_its_database_leaves_its_work_to_others() {
     // Whether consumers rest when there is nothing to do makes no difference.
     for idle_after_ms in [60_000, 0] {
-        let scenario = Scenario::with(Options {
+        let fixture = HostFixture::with(Options {
             partitions: 4,
             static_members: false,
             idle_after_ms,
@@ -396,29 +380,29 @@ async fn a_host_cut_off_from_its_database_leaves_its_work_to_others() {
         })
         .await
         .unwrap();
-        let (database, through) = Proxy::before(scenario.database_url()).await.unwrap();
+        let (database, through) = Proxy::before(fixture.database_url()).await.unwrap();
         let quick = [
             ("ONCEBOX_DATABASE_LEAVE_AFTER_MS", "1000"),
             ("ONCEBOX_DATABASE_STATEMENT_TIMEOUT_MS", "3000"),
         ];
         let of_a = [&quick[..], &[("ONCEBOX_DATABASE_URL", through.as_str())]].concat();
-        let cut_off = scenario.start_ready("a", &of_a).await.unwrap();
-        let healthy = scenario.start_ready("b", &quick).await.unwrap();
+        let cut_off = fixture.start_ready("a", &of_a).await.unwrap();
+        let healthy = fixture.start_ready("b", &quick).await.unwrap();
         // Each of them has read.
         for host in [&cut_off, &healthy] {
             let deadline = Instant::now() + DEADLINE;
             while host.log_lines("consumer opened") == 0 && idle_after_ms > 0 {
                 assert!(Instant::now() < deadline, "host `{}` has read nothing", host.name());
-                scenario
+                fixture
                     .send(&load(20).named(&format!("{:08x}", rand::random::<u32>())))
                     .await
                     .unwrap();
-                scenario.wait_settled().await.unwrap();
+                fixture.wait_settled().await.unwrap();
             }
         }
         database.swallow();
-        scenario.send(&load(200).named("while")).await.unwrap();
-        scenario.wait_settled().await.unwrap();
+        fixture.send(&load(200).named("while")).await.unwrap();
+        fixture.wait_settled().await.unwrap();
         cut_off.wait_log("it left its group").await.unwrap();
         cut_off.wait_not_ready_for("the database").await.unwrap();
         assert!(cut_off.is_running(), "an outage is to be waited for");
@@ -427,9 +411,9 @@ async fn a_host_cut_off_from_its_database_leaves_its_work_to_others() {
         cut_off.wait_log("its database answers again").await.unwrap();
         cut_off.wait_ready().await.unwrap();
         healthy.stop().await.unwrap();
-        scenario.send(&load(200).named("after")).await.unwrap();
-        scenario.wait_settled().await.unwrap();
-        scenario.check().await.unwrap();
+        fixture.send(&load(200).named("after")).await.unwrap();
+        fixture.wait_settled().await.unwrap();
+        fixture.check().await.unwrap();
         cut_off.stop().await.unwrap();
     }
 }
@@ -500,37 +484,37 @@ async fn recover(fault: Fault) -> Result<Duration> {
         deadline_ms: 12_000,
         ..Options::default()
     };
-    let scenario = Scenario::with(options).await?;
-    let (database, through) = Proxy::before(scenario.database_url()).await?;
-    let struck = scenario.start_ready("a", &[("ONCEBOX_DATABASE_URL", &through)]).await?;
+    let fixture = HostFixture::with(options).await?;
+    let (database, through) = Proxy::before(fixture.database_url()).await?;
+    let struck = fixture.start_ready("a", &[("ONCEBOX_DATABASE_URL", &through)]).await?;
     // It has all partitions, and messages under way on each.
-    scenario.send(&load(40)).await?;
-    scenario.wait_settled().await?;
-    let healthy = scenario.start_ready("b", &[]).await?;
-    scenario.send(&Load::of([Work::Sleeps(400); 20]).named("during")).await?;
-    scenario.until_sleeping(1).await?;
+    fixture.send(&load(40)).await?;
+    fixture.wait_settled().await?;
+    let healthy = fixture.start_ready("b", &[]).await?;
+    fixture.send(&Load::of([Work::Sleeps(400); 20]).named("during")).await?;
+    fixture.until_sleeping(1).await?;
     let struck_at = Instant::now();
     match fault {
         Fault::Killed => struck.signal(libc::SIGKILL),
         Fault::Frozen => struck.signal(libc::SIGSTOP),
         Fault::ConnectionsForgotten => assert!(database.swallow_present() > 0),
         Fault::CutOffFromDatabase => database.swallow(),
-        Fault::SessionsEnded => assert!(scenario.end_all_sessions().await? > 0),
+        Fault::SessionsEnded => assert!(fixture.end_all_sessions().await? > 0),
     }
-    scenario.send(&Load::of([Work::Pay; 20]).named("after")).await?;
-    while scenario.number(EFFECTS).await? < 80 {
+    fixture.send(&Load::of([Work::Pay; 20]).named("after")).await?;
+    while fixture.number(EFFECTS).await? < 80 {
         ensure!(
             struck_at.elapsed() < RECOVERED,
             "{} of 80 effects after {RECOVERED:?}",
-            scenario.number(EFFECTS).await?
+            fixture.number(EFFECTS).await?
         );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let took = struck_at.elapsed();
     database.heal();
     struck.signal(libc::SIGCONT);
-    scenario.wait_settled().await?;
-    scenario.check().await?;
+    fixture.wait_settled().await?;
+    fixture.check().await?;
     ensure!(struck.is_running() == (fault != Fault::Killed), "a host that can go on does");
     healthy.stop().await?;
     match fault {

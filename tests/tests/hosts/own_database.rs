@@ -4,7 +4,6 @@
 //! such a tenant are in `crash_recovery`.
 
 use std::{
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -20,10 +19,11 @@ use oncebox_inbox::SessionSettings;
 use oncebox_model::InboxError;
 use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::{
-    host::{Options, Scenario},
-    inbox::{PlainHandlers, Script, TestConsumer, World, deliver, record, records},
+    host::{HostFixture, Options},
+    inbox::{InboxFixture, PlainHandlers, Script, TestConsumer, deliver, record, records},
     load::{Load, Work},
     postgres::{TestDatabase, create_database, drop_database, with_database},
+    temp_dir::TempDir,
 };
 use sqlx::{AssertSqlSafe, PgPool};
 use tokio::{
@@ -34,24 +34,24 @@ use tokio::{
 const LEDGER: &[u8] = include_bytes!("../../../guest-examples/components/ledger.wasm");
 
 /// A tenant with a database of its own, one without, and a consumer of each.
-struct Stage {
-    world: World,
+struct DatabaseFixture {
+    inbox: InboxFixture,
     database: TestDatabase,
     own: TestConsumer,
 }
 
-impl Stage {
+impl DatabaseFixture {
     async fn new() -> Self {
-        let world = World::new().await;
-        let database = World::another_database().await;
-        let tenant = world.tenant_at("acme", &database, "").await;
-        let own = world.consumer(&tenant, "orders", "retry = { attempts_max = 1 }").await;
-        world.admin.mirror(&tenant).await.unwrap();
-        Self { world, database, own }
+        let inbox = InboxFixture::new().await;
+        let database = InboxFixture::another_database().await;
+        let tenant = inbox.tenant_at("acme", &database, "").await;
+        let own = inbox.consumer(&tenant, "orders", "retry = { attempts_max = 1 }").await;
+        inbox.admin.mirror(&tenant).await.unwrap();
+        Self { inbox, database, own }
     }
 
     fn admin(&self) -> &Admin {
-        &self.world.admin
+        &self.inbox.admin
     }
 
     /// Connections of the host's login to the tenant's database.
@@ -82,10 +82,10 @@ impl Stage {
 
     /// A host that runs a version of a generation.
     fn host(&self, deployment: &oncebox_control::Deployment) -> Arc<oncebox_inbox::ConsumerInbox> {
-        let script = Script::version(self.world.control.clone(), deployment.version_id);
+        let script = Script::version(self.inbox.control.clone(), deployment.version_id);
         let handlers =
             PlainHandlers::resolving(deployment.generation, move |_| Some(script.clone()));
-        self.world.host_with(&self.own, handlers, &SessionSettings::default())
+        self.inbox.host_with(&self.own, handlers, &SessionSettings::default())
     }
 
     async fn rollback(&self, redrive: bool) -> Result<oncebox_control::Rollback, InboxError> {
@@ -102,7 +102,7 @@ impl Stage {
              UPDATE oncebox.deployment SET ended_at = now(), ended_how = 'rolled_back', \
              redrive_pending = true WHERE deployment_id = {deployment_id}"
         );
-        self.world.execute(sql).await;
+        self.inbox.execute(sql).await;
     }
 
     /// Generation, generation that is required, hash of the secret: in both databases.
@@ -110,14 +110,14 @@ impl Stage {
         const SAID: &str = "SELECT c.generation, c.generation_required, t.secret_hash FROM \
             oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) WHERE t.name = 'acme'";
         let said = async |pool: &PgPool| sqlx::query_as(SAID).fetch_one(pool).await.unwrap();
-        [said(&self.world.pool).await, said(&self.pool()).await]
+        [said(&self.inbox.pool).await, said(&self.pool()).await]
     }
 
     async fn finish(self) {
         let [truth, mirror] = self.both().await;
         assert_eq!(truth, mirror, "the mirror is not equal");
         assert_eq!(self.number("SELECT count(*) FROM oncebox.guard").await, 0);
-        self.world.finish().await;
+        self.inbox.finish().await;
     }
 }
 
@@ -132,39 +132,40 @@ async fn number(pool: &PgPool, sql: &str) -> i64 {
 /// effect and claim are apart; or people do not find its messages.
 #[tokio::test(flavor = "multi_thread")]
 async fn inbox_and_tables_live_in_the_tenants_own_database() {
-    let stage = Stage::new().await;
-    let neighbour = stage.world.tenant("plain", "").await;
-    let neighbour = stage.world.consumer(&neighbour, "orders", "").await;
-    let live = stage.deploy("one").await;
-    let host = stage.host(&live);
+    let fixture = DatabaseFixture::new().await;
+    let neighbour = fixture.inbox.tenant("plain", "").await;
+    let neighbour = fixture.inbox.consumer(&neighbour, "orders", "").await;
+    let live = fixture.deploy("one").await;
+    let host = fixture.host(&live);
     deliver(&host, &records(["a", "b"])).await;
     deliver(&host, &records(["a", "b"])).await;
-    deliver(&stage.world.host(&neighbour), &[record(0, "c", "reject")]).await;
+    deliver(&fixture.inbox.host(&neighbour), &[record(0, "c", "reject")]).await;
 
-    assert_eq!(stage.effects().await, 2, "each message had its effect once, there");
+    assert_eq!(fixture.effects().await, 2, "each message had its effect once, there");
     assert_eq!(
-        stage.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
         2
     );
     assert_eq!(
-        stage.world.number("SELECT count(*) FROM oncebox.inbox").await,
+        fixture.inbox.number("SELECT count(*) FROM oncebox.inbox").await,
         1,
         "the neighbour's alone is here"
     );
     let here = format!(
         "SELECT count(*) FROM pg_namespace WHERE nspname = '{}'",
-        stage.own.tenant.schema_name
+        fixture.own.tenant.schema_name
     );
-    assert_eq!(stage.world.number(here).await, 0, "the schema is not here");
+    assert_eq!(fixture.inbox.number(here).await, 0, "the schema is not here");
 
-    let all = stage.admin().inbox_list(&Filter { limit: 10, ..Filter::default() }).await.unwrap();
+    let all = fixture.admin().inbox_list(&Filter { limit: 10, ..Filter::default() }).await.unwrap();
     let told: Vec<_> =
         all.iter().map(|row| (row.tenant.as_str(), row.message_id.as_str())).collect();
     assert_eq!(told.len(), 3, "{told:?}");
     assert!(told.contains(&("acme", "a")) && told.contains(&("plain", "c")), "{told:?}");
-    let newest = stage.admin().inbox_list(&Filter { limit: 1, ..Filter::default() }).await.unwrap();
+    let newest =
+        fixture.admin().inbox_list(&Filter { limit: 1, ..Filter::default() }).await.unwrap();
     assert_eq!(newest[0].message_id, "c", "newest first, over all databases");
-    let shown = stage.admin().inbox_show("acme", "orders", "a").await.unwrap();
+    let shown = fixture.admin().inbox_show("acme", "orders", "a").await.unwrap();
     assert_eq!(
         shown.row.version.as_deref(),
         Some(hex::encode(&live.digest).as_str()),
@@ -172,26 +173,26 @@ async fn inbox_and_tables_live_in_the_tenants_own_database() {
     );
 
     // The record of a migration is beside the tables; the host's copy has its audit row, once.
-    stage.admin().mirror(&stage.own.tenant).await.unwrap();
-    let held = stage.admin().migrations("acme").await.unwrap();
+    fixture.admin().mirror(&fixture.own.tenant).await.unwrap();
+    let held = fixture.admin().migrations("acme").await.unwrap();
     assert_eq!(held.iter().map(|m| m.name.as_str()).collect::<Vec<_>>(), ["tables"]);
     let audit = "SELECT count(*) FROM oncebox.audit WHERE action = 'tenant.migrate' AND subject = \
         'acme/tables'";
-    assert_eq!(stage.world.number(audit).await, 1);
+    assert_eq!(fixture.inbox.number(audit).await, 1);
     let requires = NewDeployment {
         requires_migration: Some("tables".into()),
         ..NewDeployment::stable("x", "h", &hex::encode(&live.digest))
     };
-    stage.admin().deploy("acme", "orders", &requires).await.unwrap();
-    stage.admin().mirror(&stage.own.tenant).await.unwrap();
-    stage.finish().await;
+    fixture.admin().deploy("acme", "orders", &requires).await.unwrap();
+    fixture.admin().mirror(&fixture.own.tenant).await.unwrap();
+    fixture.finish().await;
 }
 
 /// What could go wrong: a database is taken that cannot do it, or that somebody else uses.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_cannot_be_the_place_is_refused_and_nothing_is_made() {
-    let stage = Stage::new().await;
-    let admin = stage.admin();
+    let fixture = DatabaseFixture::new().await;
+    let admin = fixture.admin();
     let refused = async |url: &str, expected: &str| {
         let error = admin
             .create_tenant_at("other", &DatabaseUrl::parse(url).unwrap())
@@ -201,7 +202,7 @@ async fn a_database_that_cannot_be_the_place_is_refused_and_nothing_is_made() {
         assert!(error.contains(expected), "{error}, not {expected}");
         assert!(matches!(admin.tenant("other").await, Err(InboxError::NotFound(_))));
     };
-    let host_url = stage.world.url();
+    let host_url = fixture.inbox.url();
     refused(&host_url, "is an installation's own database").await;
 
     let empty = format!("own_{:08x}", rand::random::<u32>());
@@ -241,7 +242,7 @@ async fn a_database_that_cannot_be_the_place_is_refused_and_nothing_is_made() {
 
     // Another tenant of this installation may be there; another installation's may not.
     let tenant = admin.create_tenant_at("other", &DatabaseUrl::parse(&url).unwrap()).await.unwrap();
-    let stranger = World::new().await;
+    let stranger = InboxFixture::new().await;
     let error = stranger
         .admin
         .create_tenant_at("acme", &DatabaseUrl::parse(&url).unwrap())
@@ -261,7 +262,7 @@ async fn a_database_that_cannot_be_the_place_is_refused_and_nothing_is_made() {
     assert_eq!(number(&pool, &left).await, 0, "its roles are gone");
     pool.close().await;
     drop_database(&empty).await.unwrap();
-    stage.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a withdrawn version completes messages there after somebody was told that
@@ -269,19 +270,19 @@ async fn a_database_that_cannot_be_the_place_is_refused_and_nothing_is_made() {
 /// the second is away.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_withdrawal_stands_in_both_databases_before_it_is_answered() {
-    let stage = Stage::new().await;
-    let (good, bad) = (stage.deploy("good").await, stage.deploy("bad").await);
-    stage.admin().mirror(&stage.own.tenant).await.unwrap();
-    let stale = stage.host(&bad);
+    let fixture = DatabaseFixture::new().await;
+    let (good, bad) = (fixture.deploy("good").await, fixture.deploy("bad").await);
+    fixture.admin().mirror(&fixture.own.tenant).await.unwrap();
+    let stale = fixture.host(&bad);
     deliver(&stale, &[record(0, "a", "before 2 reject"), record(1, "b", "")]).await;
     assert_eq!(
-        stage.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'failed_terminal'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'failed_terminal'").await,
         1
     );
 
-    let rollback = stage.rollback(true).await.unwrap();
+    let rollback = fixture.rollback(true).await.unwrap();
     assert_eq!((rollback.live.version_id, rollback.redriven), (good.version_id, 1));
-    let [truth, mirror] = stage.both().await;
+    let [truth, mirror] = fixture.both().await;
     assert_eq!(truth, mirror, "the answer came before the mirror");
     let mut partition = oncebox_tests::inbox::take(&stale).await;
     assert!(matches!(
@@ -292,28 +293,28 @@ async fn a_withdrawal_stands_in_both_databases_before_it_is_answered() {
 
     // Dead between the two commits: nobody was told, and until a look the withdrawn version may go
     // on.
-    let live = stage.host(&rollback.live);
-    stage.world.retry_until_settled_in(&live, &stage.pool()).await;
-    assert_eq!(stage.effects().await, 2, "what it had failed ran again, with what is live");
-    let worse = stage.deploy("worse").await;
-    stage.admin().mirror(&stage.own.tenant).await.unwrap();
-    let stale = stage.host(&worse);
+    let live = fixture.host(&rollback.live);
+    fixture.inbox.retry_until_settled_in(&live, &fixture.pool()).await;
+    assert_eq!(fixture.effects().await, 2, "what it had failed ran again, with what is live");
+    let worse = fixture.deploy("worse").await;
+    fixture.admin().mirror(&fixture.own.tenant).await.unwrap();
+    let stale = fixture.host(&worse);
     deliver(&stale, &[record(3, "d", "before 2 reject")]).await;
-    stage.die_after_the_first_commit(worse.deployment_id).await;
-    let [truth, mirror] = stage.both().await;
+    fixture.die_after_the_first_commit(worse.deployment_id).await;
+    let [truth, mirror] = fixture.both().await;
     assert!(truth.1 > mirror.1, "what is required there never runs ahead");
     for _ in 0..2 {
         // Any host's look, and again.
-        stage.admin().mirror(&stage.own.tenant).await.unwrap();
+        fixture.admin().mirror(&fixture.own.tenant).await.unwrap();
     }
-    let [truth, mirror] = stage.both().await;
+    let [truth, mirror] = fixture.both().await;
     assert_eq!(truth, mirror);
     assert_eq!(
-        stage.world.number("SELECT count(*) FROM oncebox.deployment WHERE redrive_pending").await,
+        fixture.inbox.number("SELECT count(*) FROM oncebox.deployment WHERE redrive_pending").await,
         0
     );
     assert_eq!(
-        stage
+        fixture
             .number(
                 "SELECT count(*) FROM oncebox.inbox WHERE message_id = 'd' AND status \
         = 'failed_retryable'"
@@ -327,52 +328,53 @@ async fn a_withdrawal_stands_in_both_databases_before_it_is_answered() {
         Err(InboxError::StaleDeployments)
     ));
     partition.close().await;
-    let handlers = stage.host(&oncebox_control::Deployment { generation: truth.0, ..good.clone() });
-    stage.world.retry_until_settled_in(&handlers, &stage.pool()).await;
-    assert_eq!(stage.effects().await, 3);
-    stage.finish().await;
+    let handlers =
+        fixture.host(&oncebox_control::Deployment { generation: truth.0, ..good.clone() });
+    fixture.inbox.retry_until_settled_in(&handlers, &fixture.pool()).await;
+    assert_eq!(fixture.effects().await, 3);
+    fixture.finish().await;
 }
 
 /// What could go wrong: a withdrawal is said to be done while the tenant's database is away and
 /// does not know.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_withdrawal_that_did_not_reach_the_tenants_database_says_so() {
-    let stage = Stage::new().await;
-    let (good, bad) = (stage.deploy("good").await, stage.deploy("bad").await);
-    stage.admin().mirror(&stage.own.tenant).await.unwrap();
+    let fixture = DatabaseFixture::new().await;
+    let (good, bad) = (fixture.deploy("good").await, fixture.deploy("bad").await);
+    fixture.admin().mirror(&fixture.own.tenant).await.unwrap();
     let allow = async |allowed: bool| {
-        stage
-            .world
+        fixture
+            .inbox
             .execute(format!(
                 "ALTER DATABASE {} ALLOW_CONNECTIONS {allowed}",
-                stage.database.name()
+                fixture.database.name()
             ))
             .await;
     };
     allow(false).await;
-    let error = stage.rollback(true).await.unwrap_err();
+    let error = fixture.rollback(true).await.unwrap_err();
     assert!(matches!(error, InboxError::NotPropagated { .. }), "{error:?}");
     assert!(
         error.to_string().contains("hosts that reach it may still complete messages"),
         "{error}"
     );
-    let live = stage.admin().deployment_list(stage.own.row.consumer_id, false).await.unwrap();
+    let live = fixture.admin().deployment_list(fixture.own.row.consumer_id, false).await.unwrap();
     assert_eq!(live[0].version_id, good.version_id, "the change is made");
     assert!(bad.version_id != good.version_id);
     allow(true).await;
-    stage.admin().prepare_place(&stage.own.tenant).await.unwrap();
-    stage.finish().await;
+    fixture.admin().prepare_place(&fixture.own.tenant).await.unwrap();
+    fixture.finish().await;
 }
 
 /// What could go wrong: somebody meddles with the mirror, restores it from a backup or loses its
 /// roles, and the tenant stands still, or goes on under what does not hold any more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mirror_that_was_damaged_is_made_equal() {
-    let stage = Stage::new().await;
-    let live = stage.deploy("one").await;
-    let tenant = &stage.own.tenant;
-    stage.admin().mirror(tenant).await.unwrap();
-    let host = stage.host(&live);
+    let fixture = DatabaseFixture::new().await;
+    let live = fixture.deploy("one").await;
+    let tenant = &fixture.own.tenant;
+    fixture.admin().mirror(tenant).await.unwrap();
+    let host = fixture.host(&live);
     deliver(&host, &records(["a"])).await;
     let login = &tenant.login;
     for (number, damage) in [
@@ -398,30 +400,30 @@ async fn a_mirror_that_was_damaged_is_made_equal() {
     .enumerate()
     {
         sqlx::raw_sql(AssertSqlSafe(damage.clone()))
-            .execute(&stage.pool())
+            .execute(&fixture.pool())
             .await
             .unwrap_or_else(|error| panic!("`{damage}`: {error}"));
-        stage.admin().mirror(tenant).await.unwrap_or_else(|error| {
+        fixture.admin().mirror(tenant).await.unwrap_or_else(|error| {
             panic!(
                 "after `{damage}`: \
             {error}"
             )
         });
         let id = format!("m{number}");
-        deliver(&stage.host(&live), &records([id.as_str()])).await;
-        assert_eq!(stage.effects().await, number as i64 + 2, "after `{damage}`");
+        deliver(&fixture.host(&live), &records([id.as_str()])).await;
+        assert_eq!(fixture.effects().await, number as i64 + 2, "after `{damage}`");
     }
     sqlx::raw_sql("DELETE FROM oncebox.tenant WHERE tenant_id = 9999")
-        .execute(&stage.pool())
+        .execute(&fixture.pool())
         .await
         .unwrap();
 
     // Not the mirror but the whole inbox is gone: an empty one would take everything that comes
     // again for new.
-    sqlx::raw_sql("DELETE FROM oncebox.installation").execute(&stage.pool()).await.unwrap();
+    sqlx::raw_sql("DELETE FROM oncebox.installation").execute(&fixture.pool()).await.unwrap();
     for error in [
-        stage.admin().mirror(tenant).await.unwrap_err(),
-        stage.admin().prepare_place(tenant).await.unwrap_err(),
+        fixture.admin().mirror(tenant).await.unwrap_err(),
+        fixture.admin().prepare_place(tenant).await.unwrap_err(),
     ] {
         assert!(
             error.to_string().contains("does not hold its inbox; restore it from a backup"),
@@ -432,24 +434,24 @@ async fn a_mirror_that_was_damaged_is_made_equal() {
         "INSERT INTO oncebox.installation (installation_id, is_place) VALUES ($1, true)";
     let id: sqlx::types::Uuid =
         sqlx::query_scalar("SELECT installation_id FROM oncebox.installation")
-            .fetch_one(&stage.world.pool)
+            .fetch_one(&fixture.inbox.pool)
             .await
             .unwrap();
-    sqlx::query(give_back).bind(id).execute(&stage.pool()).await.unwrap();
-    stage.finish().await;
+    sqlx::query(give_back).bind(id).execute(&fixture.pool()).await.unwrap();
+    fixture.finish().await;
 }
 
 /// What could go wrong: writers of the mirror overtake each other, and what is required there goes
 /// back to what the slower one had read.
 #[tokio::test(flavor = "multi_thread")]
 async fn writers_of_the_mirror_never_take_it_back() {
-    let stage = Stage::new().await;
-    stage.deploy("one").await;
+    let fixture = DatabaseFixture::new().await;
+    fixture.deploy("one").await;
     let stop = Arc::new(AtomicBool::new(false));
     let writers: Vec<_> = (0..3)
         .map(|_| {
             let (admin, tenant, stop) =
-                (stage.admin().clone(), stage.own.tenant.clone(), stop.clone());
+                (fixture.admin().clone(), fixture.own.tenant.clone(), stop.clone());
             tokio::spawn(async move {
                 while !stop.load(Ordering::Relaxed) {
                     admin.mirror(&tenant).await.unwrap();
@@ -461,9 +463,9 @@ async fn writers_of_the_mirror_never_take_it_back() {
         generation + 1 RETURNING generation_required";
     let (mut seen, until) = (0, Instant::now() + Duration::from_secs(3));
     while Instant::now() < until {
-        stage.world.number(raise).await;
-        let required = stage.number("SELECT generation_required FROM oncebox.consumer").await;
-        let truth = stage.world.number("SELECT generation_required FROM oncebox.consumer").await;
+        fixture.inbox.number(raise).await;
+        let required = fixture.number("SELECT generation_required FROM oncebox.consumer").await;
+        let truth = fixture.inbox.number("SELECT generation_required FROM oncebox.consumer").await;
         assert!(seen <= required && required <= truth, "{seen}, {required}, {truth}");
         seen = required;
     }
@@ -472,16 +474,16 @@ async fn writers_of_the_mirror_never_take_it_back() {
     for writer in writers {
         writer.await.unwrap();
     }
-    stage.admin().mirror(&stage.own.tenant).await.unwrap();
-    stage.finish().await;
+    fixture.admin().mirror(&fixture.own.tenant).await.unwrap();
+    fixture.finish().await;
 }
 
 /// What could go wrong: the password in the URL is shown by a command, an answer, a log or an
 /// error.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_url_is_sealed_and_its_password_never_shown() {
-    let stage = Stage::new().await;
-    let plain = stage.database.url();
+    let fixture = DatabaseFixture::new().await;
+    let plain = fixture.database.url();
     let password = plain
         .split_once("://")
         .and_then(|(_, rest)| rest.split_once('@'))
@@ -491,82 +493,82 @@ async fn the_url_is_sealed_and_its_password_never_shown() {
         "SELECT t::text || encode(t.database_url, 'escape') FROM \
         oncebox.tenant t WHERE name = 'acme'",
     )
-    .fetch_one(&stage.world.pool)
+    .fetch_one(&fixture.inbox.pool)
     .await
     .unwrap();
-    let tenant = stage.admin().tenant("acme").await.unwrap();
+    let tenant = fixture.admin().tenant("acme").await.unwrap();
     let shown = tenant.database.clone().unwrap();
-    assert!(shown.ends_with(stage.database.name()) && row.contains(&shown), "{shown}");
+    assert!(shown.ends_with(fixture.database.name()) && row.contains(&shown), "{shown}");
     let said = [
         row,
         serde_json::to_string(&tenant).unwrap(),
-        format!("{:?}", stage.admin().audit_list(None, 50).await.unwrap()),
+        format!("{:?}", fixture.admin().audit_list(None, 50).await.unwrap()),
     ];
     for said in said {
         assert!(!said.contains(plain), "{said}");
         assert!(password.len() < 6 || !said.contains(password), "{said}");
     }
     let stranger = Admin::new(
-        stage.world.superuser_options(),
+        fixture.inbox.superuser_options(),
         MasterKey::parse(&MasterKey::generate()).unwrap(),
         "test",
     );
     let Err(error) = stranger.place(&tenant) else { panic!("another key opens it") };
     assert!(error.to_string().contains("is sealed under the master key"), "{error}");
-    stage.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: passwords or secret change in one database alone, and sessions cannot begin
 /// or are denied in the middle of a batch.
 #[tokio::test(flavor = "multi_thread")]
 async fn credentials_are_rotated_in_both_databases_and_open_sessions_go_on() {
-    let mut stage = Stage::new().await;
-    let live = stage.deploy("one").await;
-    stage.admin().mirror(&stage.own.tenant).await.unwrap();
-    let before = stage.host(&live);
+    let mut fixture = DatabaseFixture::new().await;
+    let live = fixture.deploy("one").await;
+    fixture.admin().mirror(&fixture.own.tenant).await.unwrap();
+    let before = fixture.host(&live);
     deliver(&before, &records(["a"])).await;
     for round in 0..2 {
-        let rotated = stage.admin().rotate_credentials("acme").await.unwrap();
-        let [truth, mirror] = stage.both().await;
+        let rotated = fixture.admin().rotate_credentials("acme").await.unwrap();
+        let [truth, mirror] = fixture.both().await;
         assert_eq!(truth, mirror, "the answer came before the mirror");
         if round == 0 {
             deliver(&before, &records(["b"])).await;
         }
-        stage.own.tenant = rotated;
-        deliver(&stage.host(&live), &records([format!("after-{round}").as_str()])).await;
+        fixture.own.tenant = rotated;
+        deliver(&fixture.host(&live), &records([format!("after-{round}").as_str()])).await;
     }
-    assert_eq!(stage.effects().await, 4);
-    stage.finish().await;
+    assert_eq!(fixture.effects().await, 4);
+    fixture.finish().await;
 }
 
 /// What could go wrong: a tenant is deleted and something of it stays in its database, or somebody
 /// who looks at it meanwhile gives it back what was taken away.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_tenant_leaves_nothing_in_its_database_and_its_name_is_free() {
-    let stage = Stage::new().await;
-    let live = stage.deploy("one").await;
-    stage.admin().mirror(&stage.own.tenant).await.unwrap();
-    deliver(&stage.host(&live), &records(["a", "b"])).await;
-    let pool = PgPool::connect(stage.database.url()).await.unwrap();
-    let tenant = stage.admin().delete_tenant("acme").await.unwrap();
+    let fixture = DatabaseFixture::new().await;
+    let live = fixture.deploy("one").await;
+    fixture.admin().mirror(&fixture.own.tenant).await.unwrap();
+    deliver(&fixture.host(&live), &records(["a", "b"])).await;
+    let pool = PgPool::connect(fixture.database.url()).await.unwrap();
+    let tenant = fixture.admin().delete_tenant("acme").await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let looking = tokio::spawn({
-        let (admin, tenant, stop) = (stage.admin().clone(), tenant.clone(), stop.clone());
+        let (admin, tenant, stop) = (fixture.admin().clone(), tenant.clone(), stop.clone());
         async move {
             while !stop.load(Ordering::Relaxed) {
                 let _ = admin.mirror(&tenant).await; // as a host does
             }
         }
     });
-    assert!(stage.admin().remove_tenant(&tenant).await.unwrap());
+    assert!(fixture.admin().remove_tenant(&tenant).await.unwrap());
     stop.store(true, Ordering::Relaxed);
     looking.await.unwrap();
     assert_eq!(left_over(&pool, &tenant.login).await, 0, "something is left there");
-    assert!(matches!(stage.admin().tenant("acme").await, Err(InboxError::NotFound(_))));
-    let again = stage.world.tenant_at("acme", &stage.database, "").await;
+    assert!(matches!(fixture.admin().tenant("acme").await, Err(InboxError::NotFound(_))));
+    let again = fixture.inbox.tenant_at("acme", &fixture.database, "").await;
     assert_ne!(again.tenant_id, tenant.tenant_id);
     pool.close().await;
-    stage.world.finish().await;
+    fixture.inbox.finish().await;
 }
 
 /// How much a database holds of tenants, where there was one alone.
@@ -595,9 +597,9 @@ async fn what_a_dead_process_left_between_the_databases_is_finished_by_a_host() 
 }
 
 async fn finished_by_a_host() -> Result<()> {
-    let scenario = Scenario::with(own()).await?;
-    let other = World::another_database().await;
-    let said = scenario.command(
+    let fixture = HostFixture::with(own()).await?;
+    let other = InboxFixture::another_database().await;
+    let said = fixture.command(
         &["tenant", "create", "half"],
         &[
             ("ONCEBOX_FAILPOINT", "place:create:after"),
@@ -605,24 +607,22 @@ async fn finished_by_a_host() -> Result<()> {
         ],
     )?;
     ensure!(!said.status.success(), "it died");
-    let half = scenario.admin.tenant("half").await?;
-    let bad = scenario
-        .admin
-        .deploy_compiled(&scenario.tenant.name, "payments", second(), &twin())
-        .await?;
-    let host = scenario.start_ready("a", &[]).await?;
-    scenario.send(&Load::of([Work::Pay; 20])).await?;
-    scenario.wait_settled().await?;
+    let half = fixture.admin.tenant("half").await?;
+    let bad =
+        fixture.admin.deploy_compiled(&fixture.tenant.name, "payments", second(), &twin()).await?;
+    let host = fixture.start_ready("a", &[]).await?;
+    fixture.send(&Load::of([Work::Pay; 20])).await?;
+    fixture.wait_settled().await?;
     host.stop().await?;
     for point in
         ["place:mirror:before", "place:mirror:after", "place:redrive:before", "place:redrive:after"]
     {
-        let deployment = scenario
+        let deployment = fixture
             .admin
-            .deploy_compiled(&scenario.tenant.name, "payments", second(), &twin())
+            .deploy_compiled(&fixture.tenant.name, "payments", second(), &twin())
             .await;
         let deployment = deployment.unwrap_or_else(|_| bad.clone());
-        let tenant = &scenario.tenant.name;
+        let tenant = &fixture.tenant.name;
         let rollback = [
             "rollback",
             "--tenant",
@@ -633,25 +633,24 @@ async fn finished_by_a_host() -> Result<()> {
             "payment.captured",
             "--redrive",
         ];
-        let said = scenario.command(&rollback, &[("ONCEBOX_FAILPOINT", point)])?;
+        let said = fixture.command(&rollback, &[("ONCEBOX_FAILPOINT", point)])?;
         ensure!(!said.status.success(), "it died at `{point}`: {said:?}");
-        let ended =
-            scenario.admin.deployment(scenario.consumer_id, deployment.deployment_id).await?;
+        let ended = fixture.admin.deployment(fixture.consumer_id, deployment.deployment_id).await?;
         ensure!(
             ended.ended_how.as_deref() == Some("rolled_back"),
             "`{point}`: {ended:?}, {said:?}"
         );
-        let host = scenario.start("a", &[])?;
+        let host = fixture.start("a", &[])?;
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
             const TRUTH: &str = "SELECT generation_required, (SELECT count(*) FROM \
                 oncebox.deployment WHERE redrive_pending) FROM oncebox.consumer WHERE consumer_id \
                 = $1";
             let (required, pending): (i64, i64) = sqlx::query_as(TRUTH)
-                .bind(scenario.consumer_id)
-                .fetch_one(&scenario.admin.pool)
+                .bind(fixture.consumer_id)
+                .fetch_one(&fixture.admin.pool)
                 .await?;
-            let there = scenario
+            let there = fixture
                 .number(
                     "SELECT generation_required FROM oncebox.consumer WHERE \
                 consumer_id = {consumer}",
@@ -669,7 +668,7 @@ async fn finished_by_a_host() -> Result<()> {
         }
         host.stop().await?;
     }
-    let host = scenario.start_ready("a", &[]).await?;
+    let host = fixture.start_ready("a", &[]).await?;
     let pool = PgPool::connect(other.url()).await?;
     let roles = format!(
         "SELECT count(*) FROM oncebox.tenant t JOIN pg_roles r ON r.rolname IN (t.login, \
@@ -678,9 +677,9 @@ async fn finished_by_a_host() -> Result<()> {
     );
     ensure!(number(&pool, &roles).await == 2, "the tenant is whole");
     pool.close().await;
-    scenario.send(&Load::of([Work::Pay; 20]).named("after")).await?;
-    scenario.wait_settled().await?;
-    scenario.check().await?;
+    fixture.send(&Load::of([Work::Pay; 20]).named("after")).await?;
+    fixture.wait_settled().await?;
+    fixture.check().await?;
     host.stop().await
 }
 
@@ -706,16 +705,16 @@ async fn a_host_that_was_stopped_across_a_rollback_completes_nothing_there_with_
 
 async fn across_a_rollback() -> Result<()> {
     // Longer than the pause: a deadline is wall clock, and would charge the pause to the message.
-    let scenario = Scenario::with(Options { deadline_ms: 15_000, ..own() }).await?;
+    let fixture = HostFixture::with(Options { deadline_ms: 15_000, ..own() }).await?;
     let (awake, asleep) =
-        (scenario.start_ready("a", &[]).await?, scenario.start_ready("b", &[]).await?);
+        (fixture.start_ready("a", &[]).await?, fixture.start_ready("b", &[]).await?);
     let stop = AtomicBool::new(false);
     let sending = async {
         for burst in 0.. {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
-            scenario
+            fixture
                 .send(
                     &Load::of([Work::Pay, Work::Open, Work::Pay, Work::Fails(2)])
                         .named(&format!("b{burst}")),
@@ -726,14 +725,14 @@ async fn across_a_rollback() -> Result<()> {
         anyhow::Ok(())
     };
     let roll_back = async {
-        scenario
+        fixture
             .until("SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer}", 100)
             .await?;
-        let bad = scenario
+        let bad = fixture
             .admin
-            .deploy_compiled(&scenario.tenant.name, "payments", second(), &twin())
+            .deploy_compiled(&fixture.tenant.name, "payments", second(), &twin())
             .await?;
-        scenario
+        fixture
             .until(
                 &format!(
                     "SELECT count(*) FROM oncebox.inbox WHERE version_id = {}",
@@ -744,13 +743,13 @@ async fn across_a_rollback() -> Result<()> {
             .await?;
         asleep.signal(libc::SIGSTOP);
         let slot = Slot { event_type: "payment.captured".to_owned(), event_versions: None };
-        scenario
+        fixture
             .admin
-            .rollback(&scenario.tenant.name, "payments", &slot, None, Some("wrong"), false)
+            .rollback(&fixture.tenant.name, "payments", &slot, None, Some("wrong"), false)
             .await?;
         // Read where the messages are: a row's time is that of the beginning of its transaction.
         let rolled_back_us =
-            scenario.number("SELECT (extract(epoch FROM clock_timestamp()) * 1e6)::bigint").await?;
+            fixture.number("SELECT (extract(epoch FROM clock_timestamp()) * 1e6)::bigint").await?;
         sleep(Duration::from_secs(2)).await;
         asleep.signal(libc::SIGCONT);
         sleep(Duration::from_secs(3)).await;
@@ -758,17 +757,17 @@ async fn across_a_rollback() -> Result<()> {
         anyhow::Ok((bad.version_id, rolled_back_us))
     };
     let (_, (version, rolled_back_us)) = tokio::try_join!(sending, roll_back)?;
-    scenario.wait_settled().await?;
-    scenario.check().await?;
+    fixture.wait_settled().await?;
+    fixture.check().await?;
     let of = |what: &str| format!("SELECT count(*) FROM oncebox.inbox WHERE version_id {what}");
     let late =
         of(&format!("= {version} AND extract(epoch FROM processed_at) * 1e6 > {rolled_back_us}"));
     ensure!(
-        scenario.number(&late).await? == 0,
+        fixture.number(&late).await? == 0,
         "the withdrawn version completed messages in transactions that began after the rollback"
     );
     ensure!(
-        scenario
+        fixture
             .number(&of(&format!(
                 "<> {version} AND extract(epoch FROM processed_at) * 1e6 > {rolled_back_us}"
             )))
@@ -777,16 +776,7 @@ async fn across_a_rollback() -> Result<()> {
     );
     awake.stop().await?;
     asleep.stop().await?;
-    scenario.check().await
-}
-
-/// A folder that goes away with the test.
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+    fixture.check().await
 }
 
 /// What could go wrong: a tenant's database goes away and comes back, and its messages are acked
@@ -798,39 +788,39 @@ async fn a_tenant_whose_database_is_away_fails_alone_and_goes_on_when_it_is_back
 }
 
 async fn away_and_back() -> Result<()> {
-    let folder =
-        Folder(std::env::temp_dir().join(format!("oncebox-own-{:08x}", rand::random::<u32>())));
-    let options = PostgresOptions::new(&folder.0).tcp(true);
+    let folder = TempDir::new("own");
+    let options = PostgresOptions::new(folder.path()).tcp(true);
     let mut postgres = spawn_blocking(move || PrivatePostgres::start(options)).await??;
-    let scenario = Scenario::with(Options { own_postgres: Some(postgres.url()), ..own() }).await?;
-    let neighbour = scenario.neighbour(20).await?;
+    let fixture =
+        HostFixture::with(Options { own_postgres: Some(postgres.url()), ..own() }).await?;
+    let neighbour = fixture.neighbour(20).await?;
     let load =
         Load::of((0..400).map(|number| if number % 10 == 0 { Work::Fails(2) } else { Work::Pay }));
-    scenario.open_accounts(&load).await?;
-    let host = scenario.start_ready("a", &[]).await?;
+    fixture.open_accounts(&load).await?;
+    let host = fixture.start_ready("a", &[]).await?;
     neighbour.wait_effects(20).await?;
     for (outage, chunk) in load.deliveries.chunks(200).enumerate() {
-        let before = scenario.number("SELECT count(*) FROM {schema}.ledger_entry").await?;
-        scenario.send(&Load { deliveries: chunk.to_vec() }).await?;
-        scenario.until("SELECT count(*) FROM {schema}.ledger_entry", before + 10).await?;
+        let before = fixture.number("SELECT count(*) FROM {schema}.ledger_entry").await?;
+        fixture.send(&Load { deliveries: chunk.to_vec() }).await?;
+        fixture.until("SELECT count(*) FROM {schema}.ledger_entry", before + 10).await?;
         postgres.kill()?;
         if outage == 1 {
             host.kill().await?;
         }
-        let host = if outage == 1 { Some(scenario.start("a", &[])?) } else { None };
+        let host = if outage == 1 { Some(fixture.start("a", &[])?) } else { None };
         let started = Instant::now();
         let first = 20 * (outage + 1);
         neighbour.send(first, 20).await?;
         neighbour.wait_effects(first as i64 + 20).await.context("the neighbour stands still")?;
         println!("outage {outage}: the neighbour's 20 messages took {:?}", started.elapsed());
         postgres.start_again()?;
-        scenario.wait_settled().await?;
-        scenario.check().await?;
+        fixture.wait_settled().await?;
+        fixture.check().await?;
         if let Some(host) = host {
             host.stop().await?;
         }
     }
-    drop(scenario);
+    drop(fixture);
     drop(postgres);
     Ok(())
 }

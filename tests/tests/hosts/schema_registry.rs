@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context, Result};
 use oncebox_registry::{Decoded, Decoder, Fault, HttpRegistry, HttpRegistryOptions};
 use oncebox_tests::{
-    host::{Options, Scenario},
+    host::{HostFixture, Options},
     load::{Load, Work},
     registry::Registry,
     services::target_dir,
@@ -167,17 +167,17 @@ async fn payloads_are_decoded_on_their_way() -> Result<()> {
         partitions: 1,
         ..Options::default()
     };
-    let scenario = Scenario::with(options).await?;
+    let fixture = HostFixture::with(options).await?;
     let producer: FutureProducer =
-        ClientConfig::new().set("bootstrap.servers", scenario.kafka().bootstrap()).create()?;
+        ClientConfig::new().set("bootstrap.servers", fixture.kafka().bootstrap()).create()?;
     let publish = async |payload: &[u8]| {
-        let record = FutureRecord::<(), _>::to(&scenario.topic).payload(payload);
+        let record = FutureRecord::<(), _>::to(&fixture.topic).payload(payload);
         producer.send(record, Duration::from_secs(10)).await.map_err(|(error, _)| error)
     };
-    scenario
+    fixture
         .execute("INSERT INTO {schema}.account (account) VALUES ('mine'), ('fails-3-times')")
         .await?;
-    let host = scenario.start("a", &[])?;
+    let host = fixture.start("a", &[])?;
     for n in 0..5 {
         publish(&payment(schema, &format!("p{n}"), "mine", "10")).await?;
     }
@@ -187,7 +187,7 @@ async fn payloads_are_decoded_on_their_way() -> Result<()> {
     publish(&payment(999_999, "x", "mine", "1")).await?;
     publish(&payment(schema, "x", "mine", "1")[..9]).await?;
     publish(br#"{"id":"x","account":"mine","amount":"1"}"#).await?;
-    scenario
+    fixture
         .until(
             "SELECT count(*) FROM oncebox.inbox WHERE status IN ('completed', 'parked', \
         'failed_terminal')",
@@ -197,18 +197,18 @@ async fn payloads_are_decoded_on_their_way() -> Result<()> {
     const EFFECTS: &str =
         "SELECT count(*) FROM {schema}.ledger_entry WHERE message_id ~ '^(p[0-9]|later)$'";
     assert_eq!(
-        scenario.number(EFFECTS).await?,
+        fixture.number(EFFECTS).await?,
         6,
         "each once, also what failed twice before and what came twice"
     );
     assert_eq!(
-        scenario
+        fixture
             .number("SELECT count(*) FROM oncebox.inbox WHERE event_type = 'payment.captured'")
             .await?,
         7
     );
     assert_eq!(
-        scenario
+        fixture
             .number("SELECT attempts::bigint FROM oncebox.inbox WHERE message_id = 'later'")
             .await?,
         3
@@ -216,7 +216,7 @@ async fn payloads_are_decoded_on_their_way() -> Result<()> {
     let reasons: Vec<String> = sqlx::query_scalar(
         "SELECT reason FROM oncebox.inbox WHERE status = 'parked' ORDER BY \"offset\"",
     )
-    .fetch_all(&scenario.pool)
+    .fetch_all(&fixture.pool)
     .await?;
     let undecodable = [
         "undecodable: schema 999999 is not in the registry".to_owned(),
@@ -230,8 +230,8 @@ async fn payloads_are_decoded_on_their_way() -> Result<()> {
 
     // A person mends a letter, in JSON.
     let (tenant, file) = (
-        scenario.tenant.name.clone(),
-        target_dir().join("test-hosts").join(format!("{}.json", scenario.topic)),
+        fixture.tenant.name.clone(),
+        target_dir().join("test-hosts").join(format!("{}.json", fixture.topic)),
     );
     std::fs::write(&file, r#"{"id":"other","account":"mine","amount":"12"}"#)?;
     let edit = [
@@ -246,8 +246,8 @@ async fn payloads_are_decoded_on_their_way() -> Result<()> {
         "a typo",
         "--payload",
     ];
-    scenario.ok(&[&edit[..], &[file.to_str().context("a path")?]].concat()).await?;
-    scenario
+    fixture.ok(&[&edit[..], &[file.to_str().context("a path")?]].concat()).await?;
+    fixture
         .until(
             "SELECT count(*) FROM {schema}.ledger_entry WHERE message_id = 'letter' AND \
         amount = 12",
@@ -258,7 +258,7 @@ async fn payloads_are_decoded_on_their_way() -> Result<()> {
     // Schemas that are not at hand, and a registry that does not answer: what is new waits at its
     // place, what is run again in its row, and nobody is blamed.
     publish(&payment(schema, "again", "mine", "none")).await?;
-    scenario
+    fixture
         .until(
             "SELECT count(*) FROM oncebox.inbox WHERE message_id = 'again' AND status = \
         'failed_terminal'",
@@ -267,8 +267,8 @@ async fn payloads_are_decoded_on_their_way() -> Result<()> {
         .await?;
     host.stop().await?;
     registry.pause();
-    let host = scenario.start("a", &[])?;
-    scenario
+    let host = fixture.start("a", &[])?;
+    fixture
         .ok(&[
             "inbox",
             "redrive",
@@ -289,16 +289,16 @@ async fn payloads_are_decoded_on_their_way() -> Result<()> {
     let log = std::fs::read_to_string(host.log())?;
     assert!(log.contains("the schema registry"), "{log}");
     assert_eq!(
-        scenario
+        fixture
             .number("SELECT count(*) FROM oncebox.inbox WHERE message_id IN ('new', 'behind')")
             .await?,
         0
     );
     const WAITS: &str = "SELECT count(*) FROM oncebox.inbox WHERE message_id = 'again' AND status \
         IN ('received', 'in_progress') AND crashes = 0";
-    assert_eq!(scenario.number(WAITS).await?, 1);
+    assert_eq!(fixture.number(WAITS).await?, 1);
     registry.wake();
-    scenario
+    fixture
         .until(
             "SELECT count(*) FROM {schema}.ledger_entry WHERE message_id IN ('new', 'behind')",
             2,
@@ -306,8 +306,8 @@ async fn payloads_are_decoded_on_their_way() -> Result<()> {
         .await?;
     const ENDED: &str = "SELECT count(*) FROM oncebox.inbox WHERE message_id = 'again' AND status \
         = 'failed_terminal' AND attempts = 1";
-    scenario.until(ENDED, 1).await?;
-    assert_eq!(scenario.number("SELECT sum(crashes)::bigint FROM oncebox.inbox").await?, 0);
+    fixture.until(ENDED, 1).await?;
+    assert_eq!(fixture.number("SELECT sum(crashes)::bigint FROM oncebox.inbox").await?, 0);
     // It stops at once also while it waits for a schema.
     registry.pause();
     publish(&payment(schema + 1_000, "x", "mine", "1")).await?;
@@ -318,10 +318,10 @@ async fn payloads_are_decoded_on_their_way() -> Result<()> {
 /// What could go wrong: a host without a registry reads what it cannot decode.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_needs_a_registry_does_not_start_without_one() -> Result<()> {
-    let scenario =
-        Scenario::with(Options { registry: Some(String::new()), ..Options::default() }).await?;
-    scenario.send(&Load::of([Work::Pay])).await?;
-    let host = scenario.start("a", &[])?;
+    let fixture =
+        HostFixture::with(Options { registry: Some(String::new()), ..Options::default() }).await?;
+    fixture.send(&Load::of([Work::Pay])).await?;
+    let host = fixture.start("a", &[])?;
     let said = async || {
         std::fs::read_to_string(host.log())
             .is_ok_and(|log| log.contains("knows no schema registry"))
@@ -331,7 +331,7 @@ async fn a_consumer_that_needs_a_registry_does_not_start_without_one() -> Result
         assert!(Instant::now() < deadline, "it does not say so");
         sleep(Duration::from_millis(100)).await;
     }
-    assert_eq!(scenario.number("SELECT count(*) FROM oncebox.inbox").await?, 0);
+    assert_eq!(fixture.number("SELECT count(*) FROM oncebox.inbox").await?, 0);
     for (variables, expected) in [
         (
             [
@@ -348,7 +348,7 @@ async fn a_consumer_that_needs_a_registry_does_not_start_without_one() -> Result
             "PASSWORD",
         ),
     ] {
-        let ended = scenario.command(&["serve"], &variables)?;
+        let ended = fixture.command(&["serve"], &variables)?;
         let said = String::from_utf8_lossy(&ended.stderr).into_owned()
             + &String::from_utf8_lossy(&ended.stdout);
         assert!(

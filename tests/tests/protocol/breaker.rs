@@ -18,8 +18,8 @@ use oncebox_model::{
     record::Record,
 };
 use oncebox_tests::inbox::{
-    DEADLINE, PlainHandler, PlainHandlers, TestConsumer, World, deliver, drive, execute, open,
-    record,
+    DEADLINE, InboxFixture, PlainHandler, PlainHandlers, TestConsumer, deliver, drive, execute,
+    open, record,
 };
 use tokio::{
     io::copy_bidirectional,
@@ -74,10 +74,13 @@ fn log(partition: i32, count: i64) -> Vec<Record> {
     (0..count).map(|n| Record { partition, ..record(n, &format!("{partition}-{n}"), "") }).collect()
 }
 
-async fn failing(world: &World, policy: &str) -> (TestConsumer, Arc<Switch>, Arc<ConsumerInbox>) {
-    let consumer = world.simple("", policy).await;
+async fn failing(
+    fixture: &InboxFixture,
+    policy: &str,
+) -> (TestConsumer, Arc<Switch>, Arc<ConsumerInbox>) {
+    let consumer = fixture.simple("", policy).await;
     let switch = Arc::new(Switch::default());
-    let host = world.host_with(
+    let host = fixture.host_with(
         &consumer,
         PlainHandlers::of(switch.handler(1)),
         &SessionSettings::default(),
@@ -106,13 +109,13 @@ async fn until_open(partition: &mut PartitionInbox, records: &[Record]) -> usize
 /// probe is more than one message; or it does not close again. S3-022.
 #[tokio::test(flavor = "multi_thread")]
 async fn it_opens_at_the_rate_probes_with_one_message_and_closes_by_itself() {
-    let world = World::new().await;
-    let (consumer, switch, host) = failing(&world, POLICY).await;
+    let fixture = InboxFixture::new().await;
+    let (consumer, switch, host) = failing(&fixture, POLICY).await;
     let records = log(0, 40);
     let mut partition = open(&host, 0).await;
     // S3-022.
     assert_eq!(until_open(&mut partition, &records).await, 10, "it opens with the tenth failure");
-    let open_since = world.number("SELECT count(*) FROM oncebox.inbox").await;
+    let open_since = fixture.number("SELECT count(*) FROM oncebox.inbox").await;
     assert_eq!(open_since, 10, "what waits has no row");
 
     // One message probes after the pause, fails, and the next pause is twice as long.
@@ -139,12 +142,12 @@ async fn it_opens_at_the_rate_probes_with_one_message_and_closes_by_itself() {
     for n in 0..40 {
         let (status, effects) = if n < 11 { ("failed_retryable", 0) } else { ("completed", 1) };
         let id = format!("0-{n}");
-        let row = world.row(&consumer, &id).await;
+        let row = fixture.row(&consumer, &id).await;
         assert_eq!((row.status.as_str(), row.attempts), (status, 1), "`{id}`: {row:?}");
-        assert_eq!(world.effects(&consumer, &id).await, effects, "`{id}`");
+        assert_eq!(fixture.effects(&consumer, &id).await, effects, "`{id}`");
     }
     partition.close().await;
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// Offer records until so many are settled.
@@ -169,12 +172,12 @@ async fn partition_until(
 /// handler decides counts as its failure.
 #[tokio::test(flavor = "multi_thread")]
 async fn few_runs_and_decisions_open_nothing() {
-    let world = World::new().await;
-    let consumer = world.simple("", POLICY).await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", POLICY).await;
+    let host = fixture.host(&consumer);
     let traps: Vec<_> = (0..9).map(|n| record(n, &format!("few-{n}"), "trap")).collect();
     assert!(deliver(&host, &traps).await.is_empty() && !is_open(&host));
-    let host = world.host(&consumer);
+    let host = fixture.host(&consumer);
     let decide = |n: i64| ["reject", "park", "retry 3600000"][n as usize % 3];
     let decisions: Vec<_> =
         (0..60).map(|n| record(n, &format!("decided-{n}"), decide(n))).collect();
@@ -187,53 +190,55 @@ async fn few_runs_and_decisions_open_nothing() {
         deliver(&host, &mixed).await.is_empty() && !is_open(&host),
         "half is not more than half"
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: while nothing may run, workers lease what is due and give it back, again
 /// and again, each time with two commits that others wait for; or they do not come back.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_leased_while_nothing_may_run() {
-    let world = World::new().await;
+    let fixture = InboxFixture::new().await;
     let policy = POLICY.replace(
         "pause_ms = 400, pause_max_ms = 1600",
         "pause_ms = 3600000, pause_max_ms = 3600000",
     );
     let (consumer, _, host) =
-        failing(&world, &policy.replace("backoff_min_ms = 3600000", "backoff_min_ms = 1")).await;
+        failing(&fixture, &policy.replace("backoff_min_ms = 3600000", "backoff_min_ms = 1")).await;
     let mut partition = open(&host, 0).await;
     until_open(&mut partition, &log(0, 40)).await;
     partition.close().await;
-    world.until("SELECT count(*) = 10 FROM oncebox.inbox WHERE status = 'failed_retryable'").await;
-    world.execute("UPDATE oncebox.inbox SET next_attempt_at = now()").await;
+    fixture
+        .until("SELECT count(*) = 10 FROM oncebox.inbox WHERE status = 'failed_retryable'")
+        .await;
+    fixture.execute("UPDATE oncebox.inbox SET next_attempt_at = now()").await;
     let stop = CancellationToken::new();
     let workers: Vec<_> =
         (0..4).map(|_| tokio::spawn(retry::work(host.clone(), stop.clone()))).collect();
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(world.number("SELECT sum(epoch)::int8 FROM oncebox.inbox").await, 0, "leases");
+    assert_eq!(fixture.number("SELECT sum(epoch)::int8 FROM oncebox.inbox").await, 0, "leases");
     // Another version may run at once.
     let repaired = Arc::new(Switch::default());
     repaired.set(true);
     host.set_handlers(PlainHandlers::of(repaired.handler(2)));
-    world.until("SELECT count(*) = 10 FROM oncebox.inbox WHERE status = 'completed'").await;
-    assert_eq!(world.number("SELECT sum(epoch)::int8 FROM oncebox.inbox").await, 10, "leases");
+    fixture.until("SELECT count(*) = 10 FROM oncebox.inbox WHERE status = 'completed'").await;
+    assert_eq!(fixture.number("SELECT sum(epoch)::int8 FROM oncebox.inbox").await, 10, "leases");
     stop.cancel();
     for worker in workers {
         worker.await.unwrap();
     }
-    assert_eq!(world.effects(&consumer, "0-0").await, 1);
-    world.finish().await;
+    assert_eq!(fixture.effects(&consumer, "0-0").await, 1);
+    fixture.finish().await;
 }
 
 /// What could go wrong: each partition probes for itself, and a version that fails is given as many
 /// messages as there are partitions.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_partitions_probe_once_and_two_hosts_once_each() {
-    let world = World::new().await;
+    let fixture = InboxFixture::new().await;
     let policy = POLICY
         .replace("pause_ms = 400, pause_max_ms = 1600", "pause_ms = 2000, pause_max_ms = 3600000");
-    let (consumer, switch, host) = failing(&world, &policy).await;
-    let other = world.host_with(
+    let (consumer, switch, host) = failing(&fixture, &policy).await;
+    let other = fixture.host_with(
         &consumer,
         PlainHandlers::of(switch.handler(1)),
         &SessionSettings::default(),
@@ -248,15 +253,15 @@ async fn two_partitions_probe_once_and_two_hosts_once_each() {
     let rows = "SELECT count(*) FROM oncebox.inbox";
     // What was under way when they opened.
     sleep(Duration::from_millis(200)).await;
-    let opened = world.number(rows).await;
+    let opened = fixture.number(rows).await;
     // Ten runs each, and what the other partition had under way.
     assert!((20..=22).contains(&opened), "{opened} messages failed before both breakers were open");
     // After two seconds, then after four: each host probed once, then twice.
     for probes in 1..=2 {
-        until(async || world.number(rows).await > opened + 2 * probes - 1).await;
+        until(async || fixture.number(rows).await > opened + 2 * probes - 1).await;
         sleep(Duration::from_millis(100)).await;
         assert_eq!(
-            world.number(rows).await,
+            fixture.number(rows).await,
             opened + 2 * probes,
             "one message probes on each host"
         );
@@ -265,11 +270,11 @@ async fn two_partitions_probe_once_and_two_hosts_once_each() {
     for worker in workers {
         timeout(DEADLINE, worker).await.expect("it closes by itself").unwrap();
     }
-    assert_eq!(world.number(rows).await, 240);
+    assert_eq!(fixture.number(rows).await, 240);
     let lost = "SELECT count(*) FROM oncebox.inbox WHERE attempts <> 1 OR (status = \
         'failed_retryable') <> (reason IS NOT NULL)";
-    assert_eq!(world.number(lost).await, 0, "attempts are untouched");
-    world.finish().await;
+    assert_eq!(fixture.number(lost).await, 0, "attempts are untouched");
+    fixture.finish().await;
 }
 
 /// Offer records as a broker's worker does.
@@ -296,11 +301,11 @@ async fn until(mut holds: impl AsyncFnMut() -> bool) {
 /// messages of other versions wait too; or a retry counts attempts while it waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_version_has_its_own_breaker_and_retries_wait() {
-    let world = World::new().await;
+    let fixture = InboxFixture::new().await;
     let policy = "batch = { messages_max = 1 }\nbreaker = { runs_min = 10, pause_ms = 60000, \
         pause_max_ms = 60000 }\n\
         retry = { backoff_min_ms = 1, backoff_max_ms = 1 }";
-    let (consumer, switch, host) = failing(&world, policy).await;
+    let (consumer, switch, host) = failing(&fixture, policy).await;
     let records = log(0, 40);
     let mut partition = open(&host, 0).await;
     until_open(&mut partition, &records).await;
@@ -314,7 +319,7 @@ async fn another_version_has_its_own_breaker_and_retries_wait() {
     assert_eq!(
         (
             switch.runs(),
-            world.number("SELECT count(*) FROM oncebox.inbox WHERE attempts = 1").await
+            fixture.number("SELECT count(*) FROM oncebox.inbox WHERE attempts = 1").await
         ),
         (runs, 10)
     );
@@ -326,14 +331,14 @@ async fn another_version_has_its_own_breaker_and_retries_wait() {
         .await
         .expect("the new version has no breaker");
     assert!(errors.is_empty(), "{errors:?}");
-    world
+    fixture
         .execute(
             "UPDATE oncebox.inbox SET next_attempt_at = now() WHERE status = 'failed_retryable'",
         )
         .await;
-    world.retry_until_settled(&host).await;
+    fixture.retry_until_settled(&host).await;
     for n in 0..40 {
-        let row = world.row(&consumer, &format!("0-{n}")).await;
+        let row = fixture.row(&consumer, &format!("0-{n}")).await;
         assert_eq!(
             (row.state(), row.version_id),
             (("completed", None, if n < 10 { 2 } else { 1 }), Some(2)),
@@ -341,7 +346,7 @@ async fn another_version_has_its_own_breaker_and_retries_wait() {
         );
     }
     partition.close().await;
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// A way to the database that can be cut, and counts who comes.
@@ -391,10 +396,10 @@ impl Gateway {
 /// it can; or it is back and nobody notices; or what waited has lost an attempt.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_is_away_is_tried_by_one_connection() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
-    let gateway = Gateway::to(&world.superuser_options()).await;
-    let host = world.host_through(&consumer, gateway.address, &SessionSettings::default());
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let gateway = Gateway::to(&fixture.superuser_options()).await;
+    let host = fixture.host_through(&consumer, gateway.address, &SessionSettings::default());
     let stop = CancellationToken::new();
     let mut tasks: Vec<_> =
         (0..4).map(|_| tokio::spawn(retry::work(host.clone(), stop.clone()))).collect();
@@ -418,7 +423,7 @@ async fn a_database_that_is_away_is_tried_by_one_connection() {
     // Those that were on their way when the first one failed, then one at 0.25, 0.75, 1.75 s.
     assert!(tries <= 20 + 5, "{tries} connections were tried");
     gateway.is_up.store(true, Ordering::SeqCst);
-    world
+    fixture
         .until(
             "SELECT count(*) = 16 * 40 FROM oncebox.inbox WHERE status = 'completed' AND \
         attempts = 1",
@@ -428,5 +433,5 @@ async fn a_database_that_is_away_is_tried_by_one_connection() {
     for task in tasks {
         timeout(DEADLINE, task).await.unwrap().unwrap();
     }
-    world.finish().await;
+    fixture.finish().await;
 }

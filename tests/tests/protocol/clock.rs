@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use chrono::{DateTime, Utc};
 use oncebox_tests::{
-    host::{Options, Scenario},
+    host::{HostFixture, Options},
     load::{Load, Work},
 };
 use serde_json::Value;
@@ -22,15 +22,16 @@ async fn a_host_whose_clock_is_days_off_forgets_no_sooner_and_no_later() {
 }
 
 async fn days_off(days: i64) -> Result<()> {
-    let scenario = Scenario::with(Options { static_members: false, ..Options::default() }).await?;
-    scenario
+    let fixture =
+        HostFixture::with(Options { static_members: false, ..Options::default() }).await?;
+    fixture
         .execute(r#"UPDATE oncebox.consumer SET policy = policy || '{"replay": {"past_horizon": "park"}}' WHERE consumer_id = {consumer}"#)
         .await?;
     let ahead = (days * DAY_S).to_string();
     let clock = [("ONCEBOX_CLOCK_AHEAD_S", ahead.as_str())];
-    let host = scenario.start_ready("a", &clock).await?;
+    let host = fixture.start_ready("a", &clock).await?;
     // That it is off, the doctor says.
-    let said = scenario.command(&["doctor", "--json"], &clock)?;
+    let said = fixture.command(&["doctor", "--json"], &clock)?;
     let report: Value = serde_json::from_slice(&said.stdout)?;
     let findings = report["findings"].as_array().context("findings")?;
     ensure!(
@@ -40,12 +41,12 @@ async fn days_off(days: i64) -> Result<()> {
         "{report}"
     );
 
-    let now: DateTime<Utc> = sqlx::query_scalar("SELECT now()").fetch_one(&scenario.pool).await?;
+    let now: DateTime<Utc> = sqlx::query_scalar("SELECT now()").fetch_one(&fixture.pool).await?;
     let load = Load::of([Work::Pay; 20]);
-    scenario.send(&load).await?;
-    scenario.wait_settled().await?;
-    scenario.check().await?;
-    let parked = scenario
+    fixture.send(&load).await?;
+    fixture.wait_settled().await?;
+    fixture.check().await?;
+    let parked = fixture
         .number(
             "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = \
         {consumer} AND reason = 'horizon'",
@@ -53,10 +54,10 @@ async fn days_off(days: i64) -> Result<()> {
         .await?;
     ensure!(parked == 0, "{parked} new messages were taken for forgotten ones");
 
-    let tenant = scenario.tenant.name.clone();
+    let tenant = fixture.tenant.name.clone();
     let seek =
         ["consumer", "seek", "payments", "--tenant", &tenant, "--to", "end", "--yes", "--json"];
-    let said = scenario.command(&seek, &clock)?;
+    let said = fixture.command(&seek, &clock)?;
     ensure!(said.status.success(), "{said:?}");
     let plan: Value = serde_json::from_slice(&said.stdout)?;
     let horizon: DateTime<Utc> = plan["horizon"].as_str().context("a horizon")?.parse()?;

@@ -5,8 +5,8 @@
 
 use oncebox_model::record::Record;
 use oncebox_tests::{
-    inbox::{Guest, TestConsumer, World, deliver, drive, record, step, take},
-    told::Told,
+    inbox::{Guest, InboxFixture, TestConsumer, deliver, drive, record, step, take},
+    telemetry::Telemetry,
 };
 use serde_json::Value;
 
@@ -19,9 +19,9 @@ const COUNT_CLAIMS: &str = "CREATE SEQUENCE claims; CREATE FUNCTION count_claim(
     count_claim()";
 
 /// Makes every effect take as long as the table says.
-async fn slow_database(world: &World, consumer: &TestConsumer) {
+async fn slow_database(fixture: &InboxFixture, consumer: &TestConsumer) {
     let schema = &consumer.tenant.schema_name;
-    world
+    fixture
         .execute(format!(
             "{COUNT_CLAIMS}; CREATE TABLE slowness (ms float8); INSERT INTO slowness VALUES (0); \
              CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS \
@@ -33,8 +33,8 @@ async fn slow_database(world: &World, consumer: &TestConsumer) {
         .await;
 }
 
-async fn claims(world: &World) -> i64 {
-    world.number("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM claims").await
+async fn claims(fixture: &InboxFixture) -> i64 {
+    fixture.number("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM claims").await
 }
 
 /// What could go wrong: the slower the database, the more it is made to write: claims that a batch
@@ -42,11 +42,11 @@ async fn claims(world: &World) -> i64 {
 /// the small batches of a bad hour. A5.
 #[tokio::test]
 async fn a_slower_database_is_not_written_more() {
-    let told = Told::default();
-    let world = World::new().await;
-    let consumer = world.simple("", "batch = { duration_ms = 900 }").await;
-    slow_database(&world, &consumer).await;
-    let host = world.host(&consumer);
+    let telemetry = Telemetry::default();
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "batch = { duration_ms = 900 }").await;
+    slow_database(&fixture, &consumer).await;
+    let host = fixture.host(&consumer);
     let mut partition = take(&host).await;
     let mut offset = 0;
     let mut some = |count: i64| {
@@ -58,10 +58,10 @@ async fn a_slower_database_is_not_written_more() {
     };
     let mut written = Vec::new();
     for (slowness, messages) in [(30, 128), (120, 96), (300, 32), (1_200, 6)] {
-        world.execute(format!("UPDATE slowness SET ms = {slowness}")).await;
-        let before = claims(&world).await;
+        fixture.execute(format!("UPDATE slowness SET ms = {slowness}")).await;
+        let before = claims(&fixture).await;
         assert!(drive(&mut partition, &some(messages)).await.is_empty());
-        let claims = claims(&world).await - before;
+        let claims = claims(&fixture).await - before;
         println!("{slowness} ms a message: {claims} claims for {messages} messages");
         // What a batch has to take back, it has run before since it last had to, but for the first
         // time.
@@ -74,16 +74,16 @@ async fn a_slower_database_is_not_written_more() {
     // Once it knows the database it takes back next to nothing, however slow that is.
     assert!(written[2] <= 1.5, "claims written for a message, by slowness: {written:?}");
     let completed =
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await;
-    let withdrawn =
-        told.sum("oncebox_claims_withdrawn_total", &[("tenant", "acme"), ("consumer", "orders")]);
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await;
+    let withdrawn = telemetry
+        .sum("oncebox_claims_withdrawn_total", &[("tenant", "acme"), ("consumer", "orders")]);
     assert_eq!(
         withdrawn,
-        (claims(&world).await - completed) as f64,
+        (claims(&fixture).await - completed) as f64,
         "what was taken back is counted"
     );
 
-    world.execute("UPDATE slowness SET ms = 0").await;
+    fixture.execute("UPDATE slowness SET ms = 0").await;
     let records = some(64 * 40);
     let (mut settled, mut calls, mut largest) = (0, 0, 0);
     while largest < 64 && settled < records.len() - 64 {
@@ -92,7 +92,7 @@ async fn a_slower_database_is_not_written_more() {
     }
     assert!(largest == 64, "after {calls} batches the largest had {largest} messages");
     partition.close().await;
-    world.finish().await;
+    fixture.finish().await;
 }
 
 fn of_type(event_type: &str, mut record: Record) -> Record {
@@ -111,21 +111,21 @@ const BY_VERSION: &str = "order = 'key'\nsequence = { version = { header = 'vers
     retry = { backoff_min_ms = 600000, backoff_max_ms = 600000, jitter = 'none' }";
 
 #[track_caller]
-fn check(told: &Told, metric: &str, label: &str, expected: &[(&str, f64)]) {
+fn check(telemetry: &Telemetry, metric: &str, label: &str, expected: &[(&str, f64)]) {
     for (value, count) in expected {
         assert_eq!(
-            told.sum(metric, &[(label, value)]),
+            telemetry.sum(metric, &[(label, value)]),
             *count,
             "`{metric}` with {label} {value}:\n{}",
-            told.metrics()
+            telemetry.metrics()
         );
     }
     let sum: f64 = expected.iter().map(|(_, count)| count).sum();
     assert_eq!(
-        told.sum(metric, &[]),
+        telemetry.sum(metric, &[]),
         sum,
         "`{metric}` counts something else too:\n{}",
-        told.metrics()
+        telemetry.metrics()
     );
 }
 
@@ -133,10 +133,10 @@ fn check(told: &Told, metric: &str, label: &str, expected: &[(&str, f64)]) {
 /// duplicate; an outcome is never counted.
 #[tokio::test]
 async fn every_delivery_is_counted_once_with_its_outcome() {
-    let told = Told::default();
-    let world = World::new().await;
-    let consumer = world.simple("", BY_VERSION).await;
-    let host = world.host(&consumer);
+    let telemetry = Telemetry::default();
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", BY_VERSION).await;
+    let host = fixture.host(&consumer);
     let mut no_id = record(9, "", "");
     no_id.headers.clear();
     let mut log = [
@@ -164,7 +164,7 @@ async fn every_delivery_is_counted_once_with_its_outcome() {
     // S0-009, S0-040, S1-079: each outcome, by consumer. k1, l1, m1, n1, its two collisions, the
     // one without an id, o1.
     check(
-        &told,
+        &telemetry,
         "oncebox_claims_total",
         "outcome",
         &[
@@ -178,34 +178,34 @@ async fn every_delivery_is_counted_once_with_its_outcome() {
         ],
     );
     // S1-081: what was received is the sum of all outcomes, by event type.
-    assert_eq!(told.sum("oncebox_claims_total", &[]), 2.0 * log.len() as f64);
+    assert_eq!(telemetry.sum("oncebox_claims_total", &[]), 2.0 * log.len() as f64);
     for (event_type, received) in [("t", 16.0), ("nobody", 4.0), ("", 2.0)] {
         let labels = [("tenant", "acme"), ("consumer", "orders"), ("event_type", event_type)];
         assert_eq!(
-            told.sum("oncebox_claims_total", &labels),
+            telemetry.sum("oncebox_claims_total", &labels),
             received,
             "`{event_type}`:\n{}",
-            told.metrics()
+            telemetry.metrics()
         );
     }
     // S1-077: once each, however often they come.
     check(
-        &told,
+        &telemetry,
         "oncebox_parked_total",
         "reason",
         &[("no_route", 1.0), ("collision", 2.0), ("undecodable", 1.0), ("park", 1.0)],
     );
     // S1-083: runs that failed.
-    check(&told, "oncebox_failures_total", "reason", &[("trap", 1.0), ("park", 1.0)]);
+    check(&telemetry, "oncebox_failures_total", "reason", &[("trap", 1.0), ("park", 1.0)]);
     check(
-        &told,
+        &telemetry,
         "oncebox_messages_total",
         "disposition",
         &[("completed", 2.0), ("failed_retryable", 1.0), ("parked", 1.0)],
     );
 
     // S1-086: each duplicate with what it is a duplicate of; what is parked is none.
-    let skipped = told.events("duplicate skipped");
+    let skipped = telemetry.events("duplicate skipped");
     assert_eq!(skipped.len(), 11, "{skipped:#?}");
     let of = |id: &str| {
         skipped
@@ -227,7 +227,7 @@ async fn every_delivery_is_counted_once_with_its_outcome() {
         let is_decoded = !event["message_id"].as_str().unwrap().starts_with("undecodable:");
         assert_eq!(event["trace_id"].is_string(), is_decoded, "{event}");
     }
-    let parked = told.events("message parked");
+    let parked = telemetry.events("message parked");
     let reasons: Vec<_> = parked
         .iter()
         .map(|event| (event["reason"].as_str().unwrap(), event["message_id"].as_str().unwrap()))
@@ -247,7 +247,7 @@ async fn every_delivery_is_counted_once_with_its_outcome() {
     assert!(parked.iter().all(|event| event["level"] == "WARN"
         && event["tenant"] == "acme"
         && event["consumer"] == "orders"));
-    let failed = told.events("message failed");
+    let failed = telemetry.events("message failed");
     assert_eq!(
         failed.iter().map(|event| &event["message_id"]).collect::<Vec<_>>(),
         ["l1"],
@@ -258,19 +258,19 @@ async fn every_delivery_is_counted_once_with_its_outcome() {
     assert_eq!(collisions.len(), 2);
     assert!(collisions.iter().all(|event| event["collides_with"] == "n1"
         && event["message_id"].as_str().unwrap().starts_with("n1#")));
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a claim that waits in vain for another session's is not counted, or under
 /// no event type. S0-009.
 #[tokio::test]
 async fn a_claim_that_is_in_flight_elsewhere_is_counted_and_logged() {
-    let told = Told::default();
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
-    let mut holder = Guest::begin(&world, &consumer).await;
+    let telemetry = Telemetry::default();
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let mut holder = Guest::begin(&fixture, &consumer).await;
     holder.claim(&["a"]).await.unwrap();
-    let host = world.host(&consumer);
+    let host = fixture.host(&consumer);
     let mut partition = take(&host).await;
     let error = partition.process(&[record(0, "a", "")]).await.unwrap_err();
     let labels = [
@@ -280,8 +280,13 @@ async fn a_claim_that_is_in_flight_elsewhere_is_counted_and_logged() {
         ("consumer", "orders"),
     ];
     // S1-079: the sixth outcome.
-    assert_eq!(told.sum("oncebox_claims_total", &labels), 1.0, "{error}:\n{}", told.metrics());
-    let waited = told.events("claim in flight elsewhere");
+    assert_eq!(
+        telemetry.sum("oncebox_claims_total", &labels),
+        1.0,
+        "{error}:\n{}",
+        telemetry.metrics()
+    );
+    let waited = telemetry.events("claim in flight elsewhere");
     assert_eq!(
         (waited.len(), &waited[0]["event_type"], &waited[0]["messages"]),
         (1, &"t".into(), &1.into()),
@@ -290,22 +295,22 @@ async fn a_claim_that_is_in_flight_elsewhere_is_counted_and_logged() {
     drop(holder);
     drive(&mut partition, &[record(0, "a", "")]).await;
     partition.close().await;
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a failure whose transaction is repeated is counted as often as that, or one
 /// that is rolled back is counted although it never was.
 #[tokio::test]
 async fn a_failure_is_counted_when_it_is_committed() {
-    let told = Told::default();
-    let world = World::new().await;
-    let consumer = world
+    let telemetry = Telemetry::default();
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture
         .simple(
             "CREATE TABLE late (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)",
             "batch = { duration_ms = 30000 }",
         )
         .await;
-    let host = world.host(&consumer);
+    let host = fixture.host(&consumer);
     // Each of the two that fail fails in a batch, then under a savepoint in one that fails at its
     // commit, then alone.
     let log = [
@@ -316,69 +321,82 @@ async fn a_failure_is_counted_when_it_is_committed() {
     ];
     deliver(&host, &log).await;
     assert_eq!(
-        world.row(&consumer, "four").await.state(),
+        fixture.row(&consumer, "four").await.state(),
         ("failed_retryable", Some("sql_error:23505"), 1)
     );
     // S1-083
     check(
-        &told,
+        &telemetry,
         "oncebox_failures_total",
         "reason",
         &[("reject", 1.0), ("park", 1.0), ("sql_error", 1.0)],
     );
-    check(&told, "oncebox_parked_total", "reason", &[("park", 1.0)]);
-    assert_eq!((told.events("message failed").len(), told.events("message parked").len()), (2, 1));
-    world.finish().await;
+    check(&telemetry, "oncebox_parked_total", "reason", &[("park", 1.0)]);
+    assert_eq!(
+        (telemetry.events("message failed").len(), telemetry.events("message parked").len()),
+        (2, 1)
+    );
+    fixture.finish().await;
 }
 
 /// What could go wrong: what PostgreSQL does not take is counted as parked twice, or again with
 /// each delivery.
 #[tokio::test]
 async fn what_cannot_be_claimed_is_parked_once() {
-    let told = Told::default();
-    let world = World::new().await;
-    let tenant = world.tenant("acme", "").await;
+    let telemetry = Telemetry::default();
+    let fixture = InboxFixture::new().await;
+    let tenant = fixture.tenant("acme", "").await;
     for (name, policy, event_type) in
         [("live", "", "t"), ("stored", "ack = 'after_insert'", "t"), ("unrouted", "", "nobody")]
     {
-        let consumer = world.consumer(&tenant, name, policy).await;
+        let consumer = fixture.consumer(&tenant, name, policy).await;
         let mut bad = of_type(event_type, record(0, "bad", ""));
         bad.headers.push(("content-type".to_owned(), b"a\0b".to_vec()));
         for _ in 0..2 {
-            deliver(&world.host(&consumer), std::slice::from_ref(&bad)).await;
+            deliver(&fixture.host(&consumer), std::slice::from_ref(&bad)).await;
         }
         let of = [("consumer", name)];
-        assert_eq!(told.sum("oncebox_parked_total", &of), 1.0, "{name}:\n{}", told.metrics());
-        assert_eq!(told.sum("oncebox_claims_total", &of), 2.0, "{name}:\n{}", told.metrics());
+        assert_eq!(
+            telemetry.sum("oncebox_parked_total", &of),
+            1.0,
+            "{name}:\n{}",
+            telemetry.metrics()
+        );
+        assert_eq!(
+            telemetry.sum("oncebox_claims_total", &of),
+            2.0,
+            "{name}:\n{}",
+            telemetry.metrics()
+        );
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: the third run that ends without an answer parks its message without a word.
 /// S1-087, S1-088, S1-077.
 #[tokio::test]
 async fn a_message_parked_as_crashed_is_counted_and_logged() {
-    let told = Told::default();
-    let world = World::new().await;
-    let consumer = world.simple("", "ack = 'after_insert'").await;
-    let host = world.host(&consumer);
+    let telemetry = Telemetry::default();
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "ack = 'after_insert'").await;
+    let host = fixture.host(&consumer);
     deliver(&host, &[record(0, "kills", "")]).await;
-    let mut dying = Guest::connect(&world, &consumer).await;
+    let mut dying = Guest::connect(&fixture, &consumer).await;
     for _ in 1..=3 {
         assert_eq!(dying.lease(50).await.unwrap()[0].0, "kills");
-        world.until("SELECT count(*) > 0 FROM oncebox.inbox WHERE locked_until < now()").await;
+        fixture.until("SELECT count(*) > 0 FROM oncebox.inbox WHERE locked_until < now()").await;
     }
     assert_eq!(step(&host).await.unwrap(), 0);
-    assert_eq!(world.row(&consumer, "kills").await.state(), ("parked", Some("crashed"), 3));
+    assert_eq!(fixture.row(&consumer, "kills").await.state(), ("parked", Some("crashed"), 3));
     // S1-077, S1-083
-    check(&told, "oncebox_parked_total", "reason", &[("crashed", 1.0)]);
+    check(&telemetry, "oncebox_parked_total", "reason", &[("crashed", 1.0)]);
     assert_eq!(
-        told.sum("oncebox_failures_total", &[("reason", "crashed"), ("event_type", "t")]),
+        telemetry.sum("oncebox_failures_total", &[("reason", "crashed"), ("event_type", "t")]),
         1.0,
         "{}",
-        told.metrics()
+        telemetry.metrics()
     );
-    let parked = told.events("message parked");
+    let parked = telemetry.events("message parked");
     let fields = |event: &Value| {
         let of = |name: &str| event[name].as_str().unwrap_or_default().to_owned();
         (of("tenant"), of("consumer"), of("message_id"), of("event_type"), of("reason"))
@@ -390,23 +408,23 @@ async fn a_message_parked_as_crashed_is_counted_and_logged() {
         ("acme".into(), "orders".into(), "kills".into(), "t".into(), "crashed".into())
     );
     assert_eq!(parked[0]["attempt"], 3);
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: an expired lease is taken over without a word. S1-087.
 #[tokio::test]
 async fn a_lease_that_is_taken_over_is_logged_and_its_crash_counted() {
-    let told = Told::default();
-    let world = World::new().await;
-    let consumer = world.simple("", "ack = 'after_insert'").await;
-    let host = world.host(&consumer);
+    let telemetry = Telemetry::default();
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "ack = 'after_insert'").await;
+    let host = fixture.host(&consumer);
     deliver(&host, &[record(0, "once", "")]).await;
-    let mut dying = Guest::connect(&world, &consumer).await;
+    let mut dying = Guest::connect(&fixture, &consumer).await;
     dying.lease(50).await.unwrap();
-    world.until("SELECT count(*) > 0 FROM oncebox.inbox WHERE locked_until < now()").await;
+    fixture.until("SELECT count(*) > 0 FROM oncebox.inbox WHERE locked_until < now()").await;
     assert_eq!(step(&host).await.unwrap(), 1);
     // S1-087
-    let taken = told.events("lease taken over: its run ended without an answer");
+    let taken = telemetry.events("lease taken over: its run ended without an answer");
     assert_eq!(taken.len(), 1, "{taken:?}");
     let event = &taken[0];
     assert_eq!(
@@ -414,39 +432,39 @@ async fn a_lease_that_is_taken_over_is_logged_and_its_crash_counted() {
         (&"acme".into(), &"orders".into(), &"once".into())
     );
     assert_eq!((&event["attempt"], &event["epoch"]), (&2.into(), &2.into()));
-    check(&told, "oncebox_failures_total", "reason", &[("crashed", 1.0)]);
-    check(&told, "oncebox_parked_total", "reason", &[]);
-    world.finish().await;
+    check(&telemetry, "oncebox_failures_total", "reason", &[("crashed", 1.0)]);
+    check(&telemetry, "oncebox_parked_total", "reason", &[]);
+    fixture.finish().await;
 }
 
 /// What could go wrong: a slow run is not counted, or a quick one is.
 #[tokio::test]
 async fn slow_runs_are_counted() {
-    let told = Told::default();
-    let world = World::new().await;
-    let consumer = world.simple("", "limits = { deadline_ms = 4000 }").await;
-    let host = world.host(&consumer);
+    let telemetry = Telemetry::default();
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "limits = { deadline_ms = 4000 }").await;
+    let host = fixture.host(&consumer);
     deliver(&host, &[record(0, "quick", ""), record(1, "slow", "sleep 2050")]).await;
     assert_eq!(
-        told.sum("oncebox_slow_runs_total", &[("tenant", "acme"), ("consumer", "orders")]),
+        telemetry.sum("oncebox_slow_runs_total", &[("tenant", "acme"), ("consumer", "orders")]),
         1.0,
         "{}",
-        told.metrics()
+        telemetry.metrics()
     );
-    let events =
-        told.events("a handler took more than half of its deadline, with the transaction open");
+    let events = telemetry
+        .events("a handler took more than half of its deadline, with the transaction open");
     assert_eq!(events.iter().map(|event| &event["message_id"]).collect::<Vec<_>>(), ["slow"]);
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: ids that change between deliveries of one event go by unseen, or sound ones
 /// are suspected. S1-049.
 #[tokio::test]
 async fn ids_that_change_for_one_payload_are_suspected() {
-    let told = Told::default();
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
-    let host = world.host(&consumer);
+    let telemetry = Telemetry::default();
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let host = fixture.host(&consumer);
     let payload = |n: i32| format!("# {n:0>80}");
     let mut partition = take(&host).await;
     let log = [
@@ -462,12 +480,12 @@ async fn ids_that_change_for_one_payload_are_suspected() {
     partition.close().await;
     // S1-049
     assert_eq!(
-        told.sum("oncebox_suspect_ids_total", &[("tenant", "acme"), ("consumer", "orders")]),
+        telemetry.sum("oncebox_suspect_ids_total", &[("tenant", "acme"), ("consumer", "orders")]),
         2.0,
         "{}",
-        told.metrics()
+        telemetry.metrics()
     );
-    let warned = told.events(
+    let warned = telemetry.events(
         "the same payload came under another message id; ids that change \
         between deliveries defeat deduplication",
     );
@@ -476,5 +494,5 @@ async fn ids_that_change_for_one_payload_are_suspected() {
         ["another id"],
         "one line for a partition"
     );
-    world.finish().await;
+    fixture.finish().await;
 }

@@ -5,24 +5,24 @@ use oncebox_control::{
     Admin, Deployment, Guard, NewDeployment, NewVersion, Progress, Retries, Role, Slot, Version,
 };
 use oncebox_model::InboxError;
-use oncebox_tests::inbox::{PlainHandlers, TestConsumer, World, deliver, record, records};
+use oncebox_tests::inbox::{InboxFixture, PlainHandlers, TestConsumer, deliver, record, records};
 use serde_json::{Value, json};
 
 /// A consumer and some versions of a handler.
-struct Fixture {
-    world: World,
+struct DeploymentFixture {
+    inbox: InboxFixture,
     consumer: TestConsumer,
 }
 
-impl Fixture {
+impl DeploymentFixture {
     async fn new() -> Self {
-        let world = World::new().await;
-        let consumer = world.simple("", "").await;
-        Self { world, consumer }
+        let inbox = InboxFixture::new().await;
+        let consumer = inbox.simple("", "").await;
+        Self { inbox, consumer }
     }
 
     fn admin(&self) -> &Admin {
-        &self.world.admin
+        &self.inbox.admin
     }
 
     fn tenant(&self) -> &str {
@@ -62,7 +62,7 @@ impl Fixture {
 
     /// Everything that a deployment can change.
     async fn state(&self) -> [i64; 3] {
-        let number = |sql: &'static str| self.world.number(sql.to_owned());
+        let number = |sql: &'static str| self.inbox.number(sql.to_owned());
         [
             number("SELECT count(*) FROM oncebox.deployment WHERE ended_at IS NULL").await,
             number("SELECT sum(generation + generation_required)::bigint FROM oncebox.consumer")
@@ -97,7 +97,7 @@ impl Fixture {
 /// nobody.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_work_is_refused_and_changes_nothing() {
-    let f = Fixture::new().await;
+    let f = DeploymentFixture::new().await;
     let version = f.version("a").await;
     let plain = || f.new_deployment(&version);
     let object = |value: Value| value.as_object().unwrap().clone();
@@ -189,7 +189,7 @@ async fn what_cannot_work_is_refused_and_changes_nothing() {
             .await
             .contains("is queued; deploy it when it is ready")
     );
-    f.world
+    f.inbox
         .execute(
             "UPDATE oncebox.component SET state = 'failed', problems = '[{\"code\": \"x\", \
         \"text\": \"it is broken\"}]' WHERE state = 'queued'",
@@ -198,14 +198,14 @@ async fn what_cannot_work_is_refused_and_changes_nothing() {
     assert!(
         f.refused(&f.new_deployment(&queued)).await.contains("cannot be deployed: it is broken")
     );
-    f.world.finish().await;
+    f.inbox.finish().await;
 }
 
 /// What could go wrong: two live rows for one slot, a canary beside nothing, a promotion that
 /// leaves both.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_holds_one_of_each_role() {
-    let f = Fixture::new().await;
+    let f = DeploymentFixture::new().await;
     let first = f.deploy_version("a").await;
     let second = f.deploy_version("b").await;
     assert_eq!(
@@ -242,14 +242,14 @@ async fn a_slot_holds_one_of_each_role() {
     assert!(f.admin().promote(tenant, consumer, running.deployment_id).await.is_err());
     let live = f.admin().deployments(f.consumer.row.consumer_id).await.unwrap().live;
     assert_eq!(live.len(), 1, "{live:?}");
-    f.world.finish().await;
+    f.inbox.finish().await;
 }
 
 /// What could go wrong: a rollback goes to what was itself withdrawn, or cannot say what there is.
 /// It fences what it withdraws; a deployment does not, before every host has switched.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rollback_goes_to_the_version_before_or_to_a_named_one() {
-    let f = Fixture::new().await;
+    let f = DeploymentFixture::new().await;
     assert!(f.rollback(None).await.unwrap_err().to_string().contains("nothing is live"));
     let a = f.deploy_version("a").await;
     assert!(
@@ -295,14 +295,14 @@ async fn a_rollback_goes_to_the_version_before_or_to_a_named_one() {
         (rollback.withdrawn.deployment_id, f.live().await.as_str()),
         (canary.deployment_id, "a")
     );
-    f.world.finish().await;
+    f.inbox.finish().await;
 }
 
 /// What could go wrong: the same change made from two places at once leaves two live rows, or one
 /// of them is lost without a word.
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_of_a_consumer_come_one_after_the_other() {
-    let f = Fixture::new().await;
+    let f = DeploymentFixture::new().await;
     let versions = [f.version("a").await, f.version("b").await];
     let deploy = |n: usize| {
         let new = f.new_deployment(&versions[n % 2]);
@@ -314,14 +314,14 @@ async fn changes_of_a_consumer_come_one_after_the_other() {
         made.into_iter().map(|made| made.unwrap().generation).collect();
     assert_eq!(generations, (1..=16).collect());
     assert_eq!(f.state().await[0], 1);
-    f.world.finish().await;
+    f.inbox.finish().await;
 }
 
 /// What could go wrong: a version that is being withdrawn by a plain deployment is fenced while a
 /// host that lives has nothing else yet, or never.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_superseded_version_is_fenced_when_every_host_that_lives_has_switched() {
-    let f = Fixture::new().await;
+    let f = DeploymentFixture::new().await;
     let (admin, consumer) = (f.admin(), f.consumer.row.consumer_id);
     let (one, two) =
         (admin.host_starts("one").await.unwrap(), admin.host_starts("two").await.unwrap());
@@ -339,21 +339,21 @@ async fn a_superseded_version_is_fenced_when_every_host_that_lives_has_switched(
         (progress[1].generation, progress[1].state.as_str(), progress[1].error.as_deref()),
         (1, "failed", Some("no room"))
     );
-    f.world
+    f.inbox
         .execute(
             "UPDATE oncebox.host SET seen_at = now() - interval '11 seconds' WHERE name = 'two'",
         )
         .await;
     admin.host_reports(one, consumer, 2, &Progress::Switched).await.unwrap();
     assert_eq!(f.generations().await, (2, 2), "a host that is gone is waited for by nobody");
-    f.world.finish().await;
+    f.inbox.finish().await;
 }
 
 /// What could go wrong: DDL is applied and not recorded, or recorded and not applied, or applied
 /// twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenants_migration_is_applied_once_with_its_record() {
-    let f = Fixture::new().await;
+    let f = DeploymentFixture::new().await;
     let tenant = f.admin().tenant(f.tenant()).await.unwrap();
     const SQL: &str = "CREATE TABLE note (id int); INSERT INTO note VALUES (1)";
     assert!(f.admin().apply_migration(&tenant, "0002_note", SQL).await.unwrap());
@@ -375,7 +375,7 @@ async fn a_tenants_migration_is_applied_once_with_its_record() {
             'third')",
         tenant.schema_name
     );
-    assert_eq!(f.world.number(tables).await, 0);
+    assert_eq!(f.inbox.number(tables).await, 0);
     let names: Vec<_> = f
         .admin()
         .migrations(&tenant.name)
@@ -385,13 +385,13 @@ async fn a_tenants_migration_is_applied_once_with_its_record() {
         .map(|migration| migration.name)
         .collect();
     assert_eq!(names, ["tables", "0002_note"]);
-    f.world.finish().await;
+    f.inbox.finish().await;
 }
 
 /// What could go wrong: whoever may write rows may also rewrite what was done.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_audit_log_is_append_only_and_names_the_actor() {
-    let f = Fixture::new().await;
+    let f = DeploymentFixture::new().await;
     f.deploy_version("a").await;
     let other = f.admin().acting_as("someone");
     other
@@ -421,7 +421,7 @@ async fn the_audit_log_is_append_only_and_names_the_actor() {
             sqlx::query(sqlx::AssertSqlSafe(change)).execute(&f.admin().pool).await.unwrap_err();
         assert!(error.to_string().contains("append-only"), "{error}");
     }
-    f.world.finish().await;
+    f.inbox.finish().await;
 }
 
 /// What could go wrong: a message that nobody takes holds its partition, is lost, or is a dead
@@ -433,13 +433,13 @@ async fn a_message_without_a_route_is_parked_skipped_or_rejected() {
         ("no_route = 'skip'", "skipped", 0),
         ("no_route = 'reject'", "failed_terminal", 1),
     ] {
-        let world = World::new().await;
+        let inbox = InboxFixture::new().await;
         let policy = format!(
             "identity = {{ id = [{{ header = 'id' }}], event_type = [{{ header = 'type' }}] \
                 }}\n{policy}"
         );
-        let consumer = world.simple("", &policy).await;
-        let host = world.host(&consumer);
+        let consumer = inbox.simple("", &policy).await;
+        let host = inbox.host(&consumer);
         host.set_handlers(PlainHandlers::resolving(0, |_| None));
         let mut log = vec![record(0, "a", ""), record(1, "b", "")];
         log.iter_mut()
@@ -455,12 +455,12 @@ async fn a_message_without_a_route_is_parked_skipped_or_rejected() {
         };
         // S0-019, S1-114.
         assert_eq!(
-            world.number(of("attempts = 0 AND processed_at IS NOT NULL")).await,
+            inbox.number(of("attempts = 0 AND processed_at IS NOT NULL")).await,
             2,
             "{status}"
         );
-        assert_eq!(world.number(of("payload IS NOT NULL")).await, 2 * keeps_payload, "{status}");
-        world.finish().await;
+        assert_eq!(inbox.number(of("payload IS NOT NULL")).await, 2 * keeps_payload, "{status}");
+        inbox.finish().await;
     }
 }
 
@@ -468,7 +468,7 @@ async fn a_message_without_a_route_is_parked_skipped_or_rejected() {
 /// half is in `hot_swap`, with real hosts.
 #[tokio::test(flavor = "multi_thread")]
 async fn superseded_versions_stay_loaded_while_a_message_is_pinned_to_them() {
-    let f = Fixture::new().await;
+    let f = DeploymentFixture::new().await;
     let version = f.version("a").await;
     f.deploy(&NewDeployment { retries: Retries::Pinned, ..f.new_deployment(&version) })
         .await
@@ -477,15 +477,15 @@ async fn superseded_versions_stay_loaded_while_a_message_is_pinned_to_them() {
     let pinned =
         async || f.admin().deployments(f.consumer.row.consumer_id).await.unwrap().pinned.len();
     assert_eq!(pinned().await, 1, "another host may still fail a message on it");
-    f.world
+    f.inbox
         .execute(
             "UPDATE oncebox.deployment SET ended_at = now() - interval '1 hour' WHERE \
         ended_at IS NOT NULL",
         )
         .await;
     assert_eq!(pinned().await, 0);
-    deliver(&f.world.host(&f.consumer), &records(["m"])).await;
-    f.world
+    deliver(&f.inbox.host(&f.consumer), &records(["m"])).await;
+    f.inbox
         .execute(&format!(
             "UPDATE oncebox.inbox SET status = 'failed_retryable', reason = 'trap', \
                 next_attempt_at = now(), processed_at = NULL, version_id = {}",
@@ -493,20 +493,20 @@ async fn superseded_versions_stay_loaded_while_a_message_is_pinned_to_them() {
         ))
         .await;
     assert_eq!(pinned().await, 1);
-    f.world
+    f.inbox
         .execute(
             "UPDATE oncebox.inbox SET status = 'completed', next_attempt_at = NULL, \
         processed_at = now()",
         )
         .await;
-    f.world.finish().await;
+    f.inbox.finish().await;
 }
 
 /// What could go wrong: two consumers hand the same messages to one handler, and nobody is told
 /// that each has its effect twice. S1-053.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_handler_behind_two_consumers_of_a_topic_is_told() {
-    let f = Fixture::new().await;
+    let f = DeploymentFixture::new().await;
     let version = f.version("a").await;
     let all = Slot { event_type: "order.*".to_owned(), event_versions: None };
     let first = f.deploy(&NewDeployment { slot: all, ..f.new_deployment(&version) }).await.unwrap();
@@ -515,7 +515,7 @@ async fn the_same_handler_behind_two_consumers_of_a_topic_is_told() {
         Vec::<String>::new()
     );
     let tenant = f.admin().tenant(f.tenant()).await.unwrap();
-    let other = f.world.consumer(&tenant, "other", "").await.row;
+    let other = f.inbox.consumer(&tenant, "other", "").await.row;
     let second = f.admin().deploy(f.tenant(), "other", &f.new_deployment(&version)).await.unwrap();
     let warnings = f.admin().scope_warnings(other.consumer_id, &second).await.unwrap();
     assert_eq!(warnings.len(), 1);
@@ -535,5 +535,5 @@ async fn the_same_handler_behind_two_consumers_of_a_topic_is_told() {
         f.admin().scope_warnings(other.consumer_id, &elsewhere).await.unwrap(),
         Vec::<String>::new()
     );
-    f.world.finish().await;
+    f.inbox.finish().await;
 }

@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use oncebox_control::{Admin, Finding, HostLimits, MasterKey, Severity, Tenant, schema};
 use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::{
-    inbox::{World, deliver, records},
+    inbox::{InboxFixture, deliver, records},
     postgres::{create_database, drop_database, with_database},
-    program::Folder,
+    program::WorkingDir,
 };
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, postgres::PgConnectOptions};
 
@@ -311,14 +311,14 @@ async fn every_broken_set_up_is_named_with_its_fix() {
 }
 
 async fn are_named(some: &[Broken]) -> Vec<String> {
-    let world = World::new().await;
-    let victim = world.tenant("victim", "CREATE TABLE vault (secret text);").await;
-    let tenant = world.tenant("acme", "CREATE TABLE vault (secret text);").await;
-    world.consumer(&tenant, "orders", "topics = ['oncebox.acme.orders']").await;
-    let sound = wrong(&world.admin).await;
+    let fixture = InboxFixture::new().await;
+    let victim = fixture.tenant("victim", "CREATE TABLE vault (secret text);").await;
+    let tenant = fixture.tenant("acme", "CREATE TABLE vault (secret text);").await;
+    fixture.consumer(&tenant, "orders", "topics = ['oncebox.acme.orders']").await;
+    let sound = wrong(&fixture.admin).await;
     assert!(sound.is_empty(), "on a sound database: {sound:#?}");
     let has_dblink =
-        world.number("SELECT count(*) FROM pg_available_extensions WHERE name = 'dblink'").await
+        fixture.number("SELECT count(*) FROM pg_available_extensions WHERE name = 'dblink'").await
             == 1;
     let mut faults = Vec::new();
     for broken in some {
@@ -326,14 +326,19 @@ async fn are_named(some: &[Broken]) -> Vec<String> {
             println!("skipped, since PostgreSQL's contrib is not installed: {}", broken.sql);
             continue;
         }
-        faults.extend(check(&world, &tenant, &victim, broken).await);
+        faults.extend(check(&fixture, &tenant, &victim, broken).await);
     }
-    world.finish().await;
+    fixture.finish().await;
     faults
 }
 
 /// Break it, look, carry out what is printed, look again.
-async fn check(world: &World, tenant: &Tenant, victim: &Tenant, broken: &Broken) -> Option<String> {
+async fn check(
+    fixture: &InboxFixture,
+    tenant: &Tenant,
+    victim: &Tenant,
+    broken: &Broken,
+) -> Option<String> {
     let fill = |text: &str| {
         text.replace("{guest}", &tenant.login)
             .replace("{owner}", &tenant.owner_login)
@@ -341,8 +346,8 @@ async fn check(world: &World, tenant: &Tenant, victim: &Tenant, broken: &Broken)
             .replace("{victim}", &victim.schema_name)
             .replace("{victim_owner}", &victim.owner_login)
     };
-    world.execute(fill(broken.sql)).await;
-    let mut findings = wrong(&world.admin).await;
+    fixture.execute(fill(broken.sql)).await;
+    let mut findings = wrong(&fixture.admin).await;
     let says = fill(broken.says);
     let named = findings.iter().find(|f| {
         f.check == broken.check && f.severity == broken.severity && f.found.contains(&says)
@@ -354,14 +359,14 @@ async fn check(world: &World, tenant: &Tenant, victim: &Tenant, broken: &Broken)
         )),
         Some(None) => Some(format!("after `{}`, there is no fix: {named:#?}", broken.sql)),
         Some(Some(fix)) => {
-            world.execute(fix).await;
+            fixture.execute(fix).await;
             None
         }
     };
     // What the fix did not reach has its own: a function that is made anew gets its grants by the
     // next.
     for _ in 0..3 {
-        findings = wrong(&world.admin).await;
+        findings = wrong(&fixture.admin).await;
         if findings.is_empty() {
             return fault;
         }
@@ -369,7 +374,7 @@ async fn check(world: &World, tenant: &Tenant, victim: &Tenant, broken: &Broken)
             findings.iter().filter_map(|finding| finding.sql.clone()).collect();
         for fix in fixes {
             // One may make another pointless; what counts is the end.
-            let _ = world.pool.execute(sqlx::raw_sql(AssertSqlSafe(fix))).await;
+            let _ = fixture.pool.execute(sqlx::raw_sql(AssertSqlSafe(fix))).await;
         }
     }
     Some(format!("after `{}` and its fixes there is still: {findings:#?}", broken.sql))
@@ -378,9 +383,9 @@ async fn check(world: &World, tenant: &Tenant, victim: &Tenant, broken: &Broken)
 /// What could go wrong: hosts are allowed more than the server bears, and messages fail under load.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_server_has_to_bear_what_hosts_may_open() {
-    let world = World::new().await;
-    world.tenant("acme", "").await;
-    let findings = world.admin.doctor(HostLimits { connections_max: 10_000 }).await.unwrap();
+    let fixture = InboxFixture::new().await;
+    fixture.tenant("acme", "").await;
+    let findings = fixture.admin.doctor(HostLimits { connections_max: 10_000 }).await.unwrap();
     for (check, setting) in
         [("locks", "max_locks_per_transaction"), ("connections", "max_connections")]
     {
@@ -388,7 +393,7 @@ async fn the_server_has_to_bear_what_hosts_may_open() {
         assert_eq!(finding.severity, Severity::Error, "{finding:?}");
         assert!(finding.sql.as_ref().unwrap().contains(setting), "{finding:?}");
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a message stands in two buckets, so that it may have taken effect twice,
@@ -402,12 +407,12 @@ async fn a_message_that_stands_twice_is_named() {
         SELECT i.consumer_id, i.message_id, i.retention_class, i.bucket + r.bucket, i.topic, \
         i.partition, i.\"offset\", 0, 'parked', 'copy', now() \
         FROM oncebox.inbox i JOIN oncebox.retention_class r USING (retention_class)";
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
     let ids: Vec<_> = (0..50).map(|n| format!("m{n}")).collect();
-    deliver(&world.host(&consumer), &records(ids.iter().map(String::as_str))).await;
+    deliver(&fixture.host(&consumer), &records(ids.iter().map(String::as_str))).await;
     let found = async || -> Vec<Finding> {
-        let findings = world.admin.doctor(LIMITS).await.unwrap();
+        let findings = fixture.admin.doctor(LIMITS).await.unwrap();
         findings.into_iter().filter(|finding| finding.check == CHECK).collect()
     };
     let sound = found().await;
@@ -416,7 +421,7 @@ async fn a_message_that_stands_twice_is_named() {
             messages")),
         "{sound:#?}"
     );
-    world.execute(format!("{COPY} WHERE message_id = 'm7'")).await;
+    fixture.execute(format!("{COPY} WHERE message_id = 'm7'")).await;
     let twice = found().await;
     let [one] = &twice[..] else { panic!("{twice:#?}") };
     assert_eq!(one.severity, Severity::Error);
@@ -425,17 +430,17 @@ async fn a_message_that_stands_twice_is_named() {
     }
     assert!(one.advice.is_some(), "{one:#?}");
     // However many there are, a few are named and the others counted.
-    world.execute(format!("{COPY} WHERE message_id <> 'm7'")).await;
+    fixture.execute(format!("{COPY} WHERE message_id <> 'm7'")).await;
     let many = found().await;
     assert!(
         many.len() == 11 && many.iter().any(|finding| finding.found.contains("40 more")),
         "{many:#?}"
     );
-    world.execute("DELETE FROM oncebox.inbox WHERE reason = 'copy'").await;
+    fixture.execute("DELETE FROM oncebox.inbox WHERE reason = 'copy'").await;
 
     // A big inbox is looked at in part, by the order of its key: never all of it, and nothing is
     // sorted for that.
-    world
+    fixture
         .execute(
             "ANALYZE oncebox.inbox; UPDATE pg_class SET reltuples = 5e8 \
             WHERE relnamespace = 'oncebox'::regnamespace AND relkind = 'r' AND relispartition AND \
@@ -448,7 +453,7 @@ async fn a_message_that_stands_twice_is_named() {
             5")),
         "{part:#?}"
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// A database as a provider gives it: a login that may make roles, owns the database, and is no
@@ -559,7 +564,7 @@ async fn on_a_managed_database_it_says_what_is_open() {
 /// What could go wrong: a sound server is called broken, or a broken one sound, by the exit code.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_command_ends_as_it_found() {
-    let folder = Folder::new().unwrap();
+    let folder = WorkingDir::new().unwrap();
     let dir = folder.dir().join("postgres");
     let postgres = tokio::task::spawn_blocking(move || {
         PrivatePostgres::start(PostgresOptions::new(dir).tcp(true))

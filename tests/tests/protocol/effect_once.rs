@@ -7,8 +7,8 @@ use oncebox_control::{Action, BulkAction, Filter};
 use oncebox_inbox::ConsumerInbox;
 use oncebox_model::{InboxError, record::Record};
 use oncebox_tests::inbox::{
-    DEADLINE, Guest, PlainHandlers, Script, TestConsumer, World, both, code, deliver, drive, open,
-    record, records, step, take,
+    DEADLINE, Guest, InboxFixture, PlainHandlers, Script, TestConsumer, both, code, deliver, drive,
+    open, record, records, step, take,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use sqlx::{AssertSqlSafe, Connection, Executor};
@@ -21,11 +21,11 @@ async fn a_first_delivery_takes_effect() {
     both(a_first_delivery_takes_effect_of).await;
 }
 
-async fn a_first_delivery_takes_effect_of(world: World) {
-    let consumer = world.simple("", "").await;
-    let host = world.host(&consumer);
+async fn a_first_delivery_takes_effect_of(fixture: InboxFixture) {
+    let consumer = fixture.simple("", "").await;
+    let host = fixture.host(&consumer);
     assert!(deliver(&host, &records(["a", "b"])).await.is_empty());
-    let row = world.row(&consumer, "a").await;
+    let row = fixture.row(&consumer, "a").await;
     // S1-027, S1-035, S1-102.
     assert_eq!(
         (row.state(), row.version_id, row.processed, row.leased),
@@ -33,8 +33,8 @@ async fn a_first_delivery_takes_effect_of(world: World) {
     );
     assert_eq!((row.payload, row.headers, row.topic.as_str(), row.offset), (None, None, "t", 0));
     assert_eq!(row.payload_hash.unwrap().len(), 32, "the hash is always kept");
-    assert_eq!(world.effects(&consumer, "b").await, 1);
-    world.finish().await;
+    assert_eq!(fixture.effects(&consumer, "b").await, 1);
+    fixture.finish().await;
 }
 
 /// What could go wrong: a duplicate runs, is taken for an error, or holds the partition.
@@ -44,19 +44,19 @@ async fn a_duplicate_after_success_is_settled_without_a_run() {
     both(a_duplicate_after_success_is_settled_without_a_run_of).await;
 }
 
-async fn a_duplicate_after_success_is_settled_without_a_run_of(world: World) {
-    let consumer = world.simple("", "").await;
+async fn a_duplicate_after_success_is_settled_without_a_run_of(fixture: InboxFixture) {
+    let consumer = fixture.simple("", "").await;
     // The second host knows nothing of the first, as after a crash between commit and ack.
     for _ in 0..2 {
-        assert!(deliver(&world.host(&consumer), &records(["a", "b"])).await.is_empty());
+        assert!(deliver(&fixture.host(&consumer), &records(["a", "b"])).await.is_empty());
     }
     // Duplicates inside one batch, beside a new one.
-    deliver(&world.host(&consumer), &records(["c", "a", "c", "c", "b"])).await;
+    deliver(&fixture.host(&consumer), &records(["c", "a", "c", "c", "b"])).await;
     // S0-007, S0-019, S1-103, S1-104, S1-113, S1-125, S4-008, S4-009.
-    assert_eq!(world.control.runs("a").len(), 1);
-    assert_eq!(world.control.runs("c").len(), 1);
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox").await, 3);
-    world.finish().await;
+    assert_eq!(fixture.control.runs("a").len(), 1);
+    assert_eq!(fixture.control.runs("c").len(), 1);
+    assert_eq!(fixture.number("SELECT count(*) FROM oncebox.inbox").await, 3);
+    fixture.finish().await;
 }
 
 /// What could go wrong: what a failed transaction wrote stays, or its claim does and the message is
@@ -66,26 +66,26 @@ async fn a_failure_before_commit_leaves_nothing_and_redelivery_runs() {
     both(a_failure_before_commit_leaves_nothing_and_redelivery_runs_of).await;
 }
 
-async fn a_failure_before_commit_leaves_nothing_and_redelivery_runs_of(world: World) {
-    let consumer = world.simple("", "batch = { duration_ms = 60000 }").await;
-    let (host, records) = (world.host(&consumer), [record(0, "a", ""), record(1, "b", "gate b")]);
+async fn a_failure_before_commit_leaves_nothing_and_redelivery_runs_of(fixture: InboxFixture) {
+    let consumer = fixture.simple("", "batch = { duration_ms = 60000 }").await;
+    let (host, records) = (fixture.host(&consumer), [record(0, "a", ""), record(1, "b", "gate b")]);
     let mut partition = open(&host, 0).await;
     let offered = records.clone();
     let running = tokio::spawn(async move { (partition.process(&offered).await, partition) });
-    world.control.gate("b").reached(1).await;
-    let backend = world.control.runs("b")[0].backend;
-    world.execute(format!("SELECT pg_terminate_backend({backend})")).await;
-    world.control.gate("b").open();
+    fixture.control.gate("b").reached(1).await;
+    let backend = fixture.control.runs("b")[0].backend;
+    fixture.execute(format!("SELECT pg_terminate_backend({backend})")).await;
+    fixture.control.gate("b").open();
     let (answer, mut partition) = running.await.unwrap();
     assert!(matches!(answer, Err(InboxError::Unreachable(_))), "{answer:?}");
     // S0-022, S1-005, S1-006, S3-008, S3-024.
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox").await, 0);
-    assert_eq!(world.effects(&consumer, "a").await, 0);
+    assert_eq!(fixture.number("SELECT count(*) FROM oncebox.inbox").await, 0);
+    assert_eq!(fixture.effects(&consumer, "a").await, 0);
     drive(&mut partition, &records).await;
     partition.close().await;
     // S1-105.
-    assert_eq!(world.row(&consumer, "b").await.state(), ("completed", None, 1));
-    world.finish().await;
+    assert_eq!(fixture.row(&consumer, "b").await.state(), ("completed", None, 1));
+    fixture.finish().await;
 }
 
 /// What could go wrong: two claimers check, both find nothing, both act. S4-015, S4-016, S0-002,
@@ -95,12 +95,12 @@ async fn many_claimers_of_one_message_run_it_once() {
     both(many_claimers_of_one_message_run_it_once_of).await;
 }
 
-async fn many_claimers_of_one_message_run_it_once_of(world: World) {
-    let consumer = world.simple("", "").await;
+async fn many_claimers_of_one_message_run_it_once_of(fixture: InboxFixture) {
+    let consumer = fixture.simple("", "").await;
     let ids: Vec<_> = (0..20).map(|n| format!("m{n}")).collect();
     let mut tasks = Vec::new();
     for host in 0..8 {
-        let inbox = world.host(&consumer);
+        let inbox = fixture.host(&consumer);
         let mut order: Vec<_> =
             (0..).zip(&ids).map(|(offset, id)| record(offset, id, "")).collect();
         order.shuffle(&mut StdRng::seed_from_u64(host));
@@ -111,9 +111,9 @@ async fn many_claimers_of_one_message_run_it_once_of(world: World) {
     }
     for id in &ids {
         // S0-002, S0-018, S4-015, S4-016.
-        assert_eq!(world.effects(&consumer, id).await, 1);
+        assert_eq!(fixture.effects(&consumer, id).await, 1);
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a second claimer does not wait for the first, or cannot take over after it
@@ -123,25 +123,25 @@ async fn a_second_claimer_waits_and_takes_over_when_the_first_fails() {
     both(a_second_claimer_waits_and_takes_over_when_the_first_fails_of).await;
 }
 
-async fn a_second_claimer_waits_and_takes_over_when_the_first_fails_of(world: World) {
-    let consumer = world.simple("", "").await;
-    let (first, second) = (world.host(&consumer), world.host(&consumer));
+async fn a_second_claimer_waits_and_takes_over_when_the_first_fails_of(fixture: InboxFixture) {
+    let consumer = fixture.simple("", "").await;
+    let (first, second) = (fixture.host(&consumer), fixture.host(&consumer));
     let gated = [record(0, "a", "gate g")];
     let mut partition = open(&first, 0).await;
     let running = tokio::spawn(async move { partition.process(&gated).await });
-    world.control.gate("g").reached(1).await;
+    fixture.control.gate("g").reached(1).await;
     let waiting = tokio::spawn(async move { deliver(&second, &[record(0, "a", "gate g")]).await });
-    world.until_blocked(1).await;
+    fixture.until_blocked(1).await;
     // S0-002.
-    assert_eq!(world.control.runs("a").len(), 1, "both run at the same time");
-    let backend = world.control.runs("a")[0].backend;
-    world.execute(format!("SELECT pg_terminate_backend({backend})")).await;
-    world.control.gate("g").open();
+    assert_eq!(fixture.control.runs("a").len(), 1, "both run at the same time");
+    let backend = fixture.control.runs("a")[0].backend;
+    fixture.execute(format!("SELECT pg_terminate_backend({backend})")).await;
+    fixture.control.gate("g").open();
     assert!(running.await.unwrap().is_err());
     waiting.await.unwrap();
     // S3-005.
-    assert_eq!(world.effects(&consumer, "a").await, 1);
-    world.finish().await;
+    assert_eq!(fixture.effects(&consumer, "a").await, 1);
+    fixture.finish().await;
 }
 
 /// What could go wrong: some mixture of order, batch cut, repetition, failure and host doubles or
@@ -151,12 +151,12 @@ async fn any_deliveries_have_the_effect_of_one() {
     let seed =
         std::env::var("ONCEBOX_SEED").map_or_else(|_| rand::random(), |text| text.parse().unwrap());
     println!("ONCEBOX_SEED={seed}");
-    both(async |world| any_deliveries(world, seed).await).await;
+    both(async |fixture| any_deliveries(fixture, seed).await).await;
 }
 
-async fn any_deliveries(world: World, seed: u64) {
+async fn any_deliveries(fixture: InboxFixture, seed: u64) {
     let mut random = StdRng::seed_from_u64(seed);
-    let consumer = world
+    let consumer = fixture
         .simple(
             "CREATE TABLE hot (id int PRIMARY KEY, n int NOT NULL); INSERT INTO hot SELECT n, 0 \
                 FROM generate_series(0, 3) n;",
@@ -172,13 +172,13 @@ async fn any_deliveries(world: World, seed: u64) {
     }
     let mut hosts = Vec::new();
     for _ in 0..4 {
-        let (inbox, log, seed) = (world.host(&consumer), log.clone(), random.random());
+        let (inbox, log, seed) = (fixture.host(&consumer), log.clone(), random.random());
         hosts.push(tokio::spawn(async move { deliver_randomly(inbox, &log, seed).await }));
     }
     for host in hosts {
         host.await.unwrap();
     }
-    world.retry_until_settled(&world.host(&consumer)).await;
+    fixture.retry_until_settled(&fixture.host(&consumer)).await;
     let expected = log[..60]
         .iter()
         .filter(|record| {
@@ -187,11 +187,11 @@ async fn any_deliveries(world: World, seed: u64) {
         .count();
     // S1-002, S1-118, S4-001, S4-017.
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
         expected as i64
     );
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox").await, 60);
-    world.finish().await;
+    assert_eq!(fixture.number("SELECT count(*) FROM oncebox.inbox").await, 60);
+    fixture.finish().await;
 }
 
 fn random_script(random: &mut StdRng) -> String {
@@ -238,21 +238,21 @@ async fn each_consumer_takes_a_message_for_itself() {
     both(each_consumer_takes_a_message_for_itself_of).await;
 }
 
-async fn each_consumer_takes_a_message_for_itself_of(world: World) {
-    let (acme, globex) = (world.tenant("acme", "").await, world.tenant("globex", "").await);
+async fn each_consumer_takes_a_message_for_itself_of(fixture: InboxFixture) {
+    let (acme, globex) = (fixture.tenant("acme", "").await, fixture.tenant("globex", "").await);
     let consumers = [
-        world.consumer(&acme, "orders", "").await,
-        world.consumer(&acme, "billing", "").await,
-        world.consumer(&globex, "orders", "").await,
+        fixture.consumer(&acme, "orders", "").await,
+        fixture.consumer(&acme, "billing", "").await,
+        fixture.consumer(&globex, "orders", "").await,
     ];
     for consumer in &consumers {
-        deliver(&world.host(consumer), &records(["a", "a"])).await;
+        deliver(&fixture.host(consumer), &records(["a", "a"])).await;
     }
     for consumer in &consumers {
         // S0-012, S1-052, S1-053, S1-120, S4-021.
-        assert_eq!(world.effects(consumer, "a").await, 1);
+        assert_eq!(fixture.effects(consumer, "a").await, 1);
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: what the handler answered is lost, or a redelivery cannot get at it.
@@ -262,20 +262,20 @@ async fn a_redelivery_gets_the_stored_result() {
     both(a_redelivery_gets_the_stored_result_of).await;
 }
 
-async fn a_redelivery_gets_the_stored_result_of(world: World) {
-    let consumer = world.simple("", "").await;
-    deliver(&world.host(&consumer), &[record(0, "msg-abc-123", "result {\"reserved\":3}")]).await;
+async fn a_redelivery_gets_the_stored_result_of(fixture: InboxFixture) {
+    let consumer = fixture.simple("", "").await;
+    deliver(&fixture.host(&consumer), &[record(0, "msg-abc-123", "result {\"reserved\":3}")]).await;
     assert_eq!(
-        world.row(&consumer, "msg-abc-123").await.result,
+        fixture.row(&consumer, "msg-abc-123").await.result,
         Some(serde_json::json!({"reserved": 3}))
     );
-    let mut guest = Guest::begin(&world, &consumer).await;
+    let mut guest = Guest::begin(&fixture, &consumer).await;
     let answer = guest.claim(&["msg-abc-123", "x"]).await.unwrap();
     // S0-024.
     assert_eq!(answer[0].1.as_deref(), Some("{\"reserved\": 3}"));
     assert_eq!((answer[0].0.as_str(), answer[1].0.as_str()), ("known", "new"));
     drop(guest);
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a transaction whose completion was skipped, by a bug of the host or by a
@@ -285,85 +285,87 @@ async fn the_database_refuses_a_commit_without_completion() {
     both(the_database_refuses_a_commit_without_completion_of).await;
 }
 
-async fn the_database_refuses_a_commit_without_completion_of(world: World) {
-    let consumer = world.simple("", "").await;
-    let mut guest = Guest::begin(&world, &consumer).await;
+async fn the_database_refuses_a_commit_without_completion_of(fixture: InboxFixture) {
+    let consumer = fixture.simple("", "").await;
+    let mut guest = Guest::begin(&fixture, &consumer).await;
     guest.claim(&["a"]).await.unwrap();
     guest.execute("INSERT INTO effect VALUES ('orders', 'a', 1, 1)").await.unwrap();
     // S0-021, S0-023, S0-046, S1-003, S1-035.
     assert_eq!(code(&guest.execute("COMMIT").await.unwrap_err()), "OB001");
     // Nor can a session get around it by asking for the check early.
-    let mut guest = Guest::begin(&world, &consumer).await;
+    let mut guest = Guest::begin(&fixture, &consumer).await;
     guest.claim(&["a"]).await.unwrap();
     assert_eq!(code(&guest.execute("SET CONSTRAINTS ALL IMMEDIATE").await.unwrap_err()), "OB001");
     // A COMMIT in the middle of a handler's run fails, and the message's transaction with it.
     let stray = "sql COMMIT";
-    deliver(&world.host(&consumer), &[record(0, "b", stray)]).await;
+    deliver(&fixture.host(&consumer), &[record(0, "b", stray)]).await;
     assert_eq!(
-        world.row(&consumer, "b").await.state(),
+        fixture.row(&consumer, "b").await.state(),
         ("failed_retryable", Some("sql_error:OB001"), 1)
     );
     drop(guest);
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a completion succeeds for a claim of another transaction, or of none.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_completion_needs_the_claim_of_its_own_transaction() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
-    let mut guest = Guest::begin(&world, &consumer).await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let mut guest = Guest::begin(&fixture, &consumer).await;
     assert_eq!(code(&guest.complete(&[], &[]).await.unwrap_err()), "OB002");
-    deliver(&world.host(&consumer), &records(["done"])).await;
+    deliver(&fixture.host(&consumer), &records(["done"])).await;
     for (withdrawn, failed) in [(&["done"][..], &[][..]), (&[], &["done"])] {
-        let mut guest = Guest::begin(&world, &consumer).await;
+        let mut guest = Guest::begin(&fixture, &consumer).await;
         guest.claim(&["a", "done"]).await.unwrap();
         assert_eq!(code(&guest.complete(withdrawn, failed).await.unwrap_err()), "OB003");
     }
     drop(guest);
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: under a snapshot older than its locks a claim sees nothing of an earlier
 /// holder. A1 (3): the isolation level is a default that a role can set for itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_refuses_another_isolation_level() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
     for level in ["REPEATABLE READ", "SERIALIZABLE"] {
-        let mut guest = Guest::connect(&world, &consumer).await;
+        let mut guest = Guest::connect(&fixture, &consumer).await;
         guest.execute(&format!("BEGIN ISOLATION LEVEL {level} READ WRITE")).await.unwrap();
         assert_eq!(code(&guest.claim(&["a"]).await.unwrap_err()), "OB004");
     }
-    world
+    fixture
         .execute(format!(
             "ALTER ROLE {} SET default_transaction_isolation = 'repeatable read'",
             consumer.tenant.login
         ))
         .await;
-    assert!(deliver(&world.host(&consumer), &records(["a"])).await.is_empty());
-    world.finish().await;
+    assert!(deliver(&fixture.host(&consumer), &records(["a"])).await.is_empty());
+    fixture.finish().await;
 }
 
 /// What could go wrong: a tenant calls the host's functions for itself or for another, or looks
 /// into the host's tables. S0-047, D5.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenants_session_reaches_nothing_of_the_host_or_of_others() {
-    let world = World::new().await;
-    let (acme, globex) = (world.tenant("acme", "").await, world.tenant("globex", "").await);
-    let (orders, others) =
-        (world.consumer(&acme, "orders", "").await, world.consumer(&globex, "orders", "").await);
-    deliver(&world.host(&others), &records(["theirs"])).await;
-    let secrets = [vec![0; 32], Vec::new(), world.secret(&globex), world.secret(&acme)];
+    let fixture = InboxFixture::new().await;
+    let (acme, globex) = (fixture.tenant("acme", "").await, fixture.tenant("globex", "").await);
+    let (orders, others) = (
+        fixture.consumer(&acme, "orders", "").await,
+        fixture.consumer(&globex, "orders", "").await,
+    );
+    deliver(&fixture.host(&others), &records(["theirs"])).await;
+    let secrets = [vec![0; 32], Vec::new(), fixture.secret(&globex), fixture.secret(&acme)];
     for (secret, consumer) in secrets.iter().zip([&orders, &orders, &orders, &others]) {
-        let mut guest = Guest::begin(&world, &orders).await;
+        let mut guest = Guest::begin(&fixture, &orders).await;
         guest.secret.clone_from(secret);
         guest.consumer_id = consumer.row.consumer_id;
         assert_eq!(code(&guest.claim(&["theirs"]).await.unwrap_err()), "42501");
     }
     // Nor does a secret that leaked open anything in the session of another tenant.
-    let mut guest = Guest::begin(&world, &others).await;
-    guest.secret = world.secret(&acme);
+    let mut guest = Guest::begin(&fixture, &others).await;
+    guest.secret = fixture.secret(&acme);
     guest.consumer_id = orders.row.consumer_id;
     assert_eq!(code(&guest.claim(&["mine"]).await.unwrap_err()), "42501");
     drop(guest);
@@ -392,54 +394,57 @@ async fn a_tenants_session_reaches_nothing_of_the_host_or_of_others() {
         "SELECT lo_create(0)",
     ];
     for sql in refused {
-        let mut guest = Guest::begin(&world, &orders).await;
+        let mut guest = Guest::begin(&fixture, &orders).await;
         let error = guest.execute(sql).await.expect_err(sql);
         assert_eq!(code(&error), "42501", "`{sql}`: {error}");
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: claims in different time buckets, whose keys do not conflict, both succeed.
 /// A1: the holder's transaction stays open over the boundary.
 #[tokio::test(flavor = "multi_thread")]
 async fn claims_in_two_buckets_have_one_effect() {
-    let world = World::new().await;
-    let consumer = two_second_buckets(&world).await;
+    let fixture = InboxFixture::new().await;
+    let consumer = two_second_buckets(&fixture).await;
     for round in 0..3 {
         let (id, gate) = (format!("m{round}"), format!("g{round}"));
         let records = [record(round, &id, &format!("gate {gate}"))];
-        let (holder, later) = (world.host(&consumer), world.host(&consumer));
+        let (holder, later) = (fixture.host(&consumer), fixture.host(&consumer));
         let (mut partition, claimed) = (open(&holder, round).await, records.clone());
         let running = tokio::spawn(async move { partition.process(&claimed).await });
-        world.control.gate(&gate).reached(1).await;
-        let bucket = world
+        fixture.control.gate(&gate).reached(1).await;
+        let bucket = fixture
             .number("SELECT extract(epoch FROM oncebox.bucket_at(9::smallint, now()))::bigint")
             .await;
-        world
+        fixture
             .until(&format!(
                 "SELECT extract(epoch FROM oncebox.bucket_at(9::smallint, now())) > {bucket}"
             ))
             .await;
         let second = tokio::spawn(async move { deliver(&later, &records).await });
-        world.until_blocked(1).await;
-        world.control.gate(&gate).open();
+        fixture.until_blocked(1).await;
+        fixture.control.gate(&gate).open();
         assert_eq!(running.await.unwrap().unwrap(), 1);
         second.await.unwrap();
         // S0-012.
-        assert_eq!((world.control.runs(&id).len(), world.effects(&consumer, &id).await), (1, 1));
+        assert_eq!(
+            (fixture.control.runs(&id).len(), fixture.effects(&consumer, &id).await),
+            (1, 1)
+        );
     }
     // And long after: the row of an old bucket still speaks.
-    deliver(&world.host(&consumer), &[record(0, "m0", "gate g0")]).await;
-    assert_eq!(world.number("SELECT count(DISTINCT bucket) FROM oncebox.inbox").await, 3);
-    world.finish().await;
+    deliver(&fixture.host(&consumer), &[record(0, "m0", "gate g0")]).await;
+    assert_eq!(fixture.number("SELECT count(DISTINCT bucket) FROM oncebox.inbox").await, 3);
+    fixture.finish().await;
 }
 
 /// What could go wrong: with buckets passing by, a retry moves its row between partitions while
 /// duplicates of it come. A1, A9, S2-012.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_change_their_bucket_stay_one_row() {
-    let world = World::new().await;
-    let consumer = two_second_buckets(&world).await;
+    let fixture = InboxFixture::new().await;
+    let consumer = two_second_buckets(&fixture).await;
     let ids: Vec<_> = (0..12).map(|n| format!("m{n}")).collect();
     let log: Vec<_> = (0..)
         .zip(&ids)
@@ -448,7 +453,7 @@ async fn rows_that_change_their_bucket_stay_one_row() {
     let mut tasks = Vec::new();
     let until = Instant::now() + Duration::from_secs(5);
     for _ in 0..2 {
-        let (host, log) = (world.host(&consumer), log.clone());
+        let (host, log) = (fixture.host(&consumer), log.clone());
         tasks.push(tokio::spawn(async move {
             while Instant::now() < until {
                 deliver(&host, &log).await;
@@ -460,20 +465,20 @@ async fn rows_that_change_their_bucket_stay_one_row() {
     for task in tasks {
         task.await.unwrap();
     }
-    world.retry_until_settled(&world.host(&consumer)).await;
+    fixture.retry_until_settled(&fixture.host(&consumer)).await;
     for id in &ids {
         // S2-012.
         assert_eq!(
-            (world.effects(&consumer, id).await, world.row(&consumer, id).await.attempts),
+            (fixture.effects(&consumer, id).await, fixture.row(&consumer, id).await.attempts),
             (1, 4)
         );
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// A consumer of a retention class whose buckets last two seconds, with partitions for a while.
-async fn two_second_buckets(world: &World) -> TestConsumer {
-    world
+async fn two_second_buckets(fixture: &InboxFixture) -> TestConsumer {
+    fixture
         .execute(
             "INSERT INTO oncebox.retention_class VALUES (9, '2s', '2 seconds', '1 minute'); \
         CREATE TABLE oncebox.inbox_2s PARTITION OF oncebox.inbox FOR VALUES IN (9) PARTITION BY \
@@ -485,10 +490,10 @@ async fn two_second_buckets(world: &World) -> TestConsumer {
         END LOOP; END $$;",
         )
         .await;
-    let consumer = world
+    let consumer = fixture
         .simple("", "retry = { backoff_min_ms = 10, backoff_max_ms = 10, attempts_max = 10 }")
         .await;
-    world.execute("UPDATE oncebox.consumer SET retention_class = 9").await;
+    fixture.execute("UPDATE oncebox.consumer SET retention_class = 9").await;
     consumer
 }
 
@@ -499,76 +504,76 @@ async fn a_zombies_failure_overwrites_nothing() {
     both(a_zombies_failure_overwrites_nothing_of).await;
 }
 
-async fn a_zombies_failure_overwrites_nothing_of(world: World) {
-    let consumer = world
+async fn a_zombies_failure_overwrites_nothing_of(fixture: InboxFixture) {
+    let consumer = fixture
         .simple(
             "CREATE TABLE hot (n int); INSERT INTO hot VALUES (0);",
             "limits = { deadline_ms = 1000 }",
         )
         .await;
-    let (zombie, owner) = (world.host(&consumer), world.host(&consumer));
+    let (zombie, owner) = (fixture.host(&consumer), fixture.host(&consumer));
     // The zombie hangs in a statement; at its deadline the connection is given up, its claim with
     // it.
-    let mut lock = world.superuser().await;
+    let mut lock = fixture.superuser().await;
     lock.execute(AssertSqlSafe(format!("BEGIN; LOCK TABLE {}.hot", consumer.tenant.schema_name)))
         .await
         .unwrap();
     let script = "gate g\nbefore 2 sql UPDATE hot SET n = 1";
     let late = tokio::spawn(async move { deliver(&zombie, &[record(0, "a", script)]).await });
-    world.control.gate("g").reached(1).await;
+    fixture.control.gate("g").reached(1).await;
     // The new owner waits for the message's lock; it runs a version that needs no hot row.
-    let version = Script::version(world.control.clone(), 2);
+    let version = Script::version(fixture.control.clone(), 2);
     owner.set_handlers(PlainHandlers::of(version));
     let taking = tokio::spawn(async move { deliver(&owner, &[record(0, "a", "")]).await });
-    world.until_blocked(1).await;
-    world.control.gate("g").open();
+    fixture.until_blocked(1).await;
+    fixture.control.gate("g").open();
     taking.await.unwrap();
     late.await.unwrap();
-    let row = world.row(&consumer, "a").await;
+    let row = fixture.row(&consumer, "a").await;
     assert_eq!((row.state(), row.version_id), (("completed", None, 1), Some(2)));
     lock.close().await.unwrap();
     // The two payloads differ, so the loser's is kept beside as a collision.
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'collision'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'collision'").await,
         1
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: claims that a slow batch does not come to are completed without having run,
 /// or never come again. A5: 50 ms bound a batch.
 #[tokio::test(flavor = "multi_thread")]
 async fn claims_that_were_not_run_are_withdrawn_and_come_again() {
-    let world = World::new().await;
-    let consumer = world.simple("", "batch = { duration_ms = 50 }").await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "batch = { duration_ms = 50 }").await;
     let log: Vec<_> = (0..10).map(|n| record(n, &format!("m{}", n % 8), "sleep 30")).collect();
-    let host = world.host(&consumer);
+    let host = fixture.host(&consumer);
     let mut partition = open(&host, 0).await;
     let first = partition.process(&log).await.unwrap();
     assert!((1..=3).contains(&first), "{first} messages of 30 ms in 50 ms");
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox").await, first as i64);
+    assert_eq!(fixture.number("SELECT count(*) FROM oncebox.inbox").await, first as i64);
     drive(&mut partition, &log[first..]).await;
     partition.close().await;
     for n in 0..8 {
-        assert_eq!(world.control.runs(&format!("m{n}")).len(), 1);
+        assert_eq!(fixture.control.runs(&format!("m{n}")).len(), 1);
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a host that was told of a newer deployment speaks for the old one it still
 /// runs, and a withdrawn version completes a message. D11.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stale_host_completes_nothing() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
-    world.execute("UPDATE oncebox.consumer SET generation = 2, generation_required = 2").await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    fixture.execute("UPDATE oncebox.consumer SET generation = 2, generation_required = 2").await;
+    let host = fixture.host(&consumer);
     let mut partition = open(&host, 0).await;
     let error = partition.process(&records(["a"])).await.unwrap_err();
     assert!(matches!(error, InboxError::StaleDeployments), "{error}");
     // The swap comes right after the old set was asked who takes the message.
     let (old, new) =
-        (Script::version(world.control.clone(), 1), Script::version(world.control.clone(), 2));
+        (Script::version(fixture.control.clone(), 1), Script::version(fixture.control.clone(), 2));
     let new = PlainHandlers::resolving(2, move |_| Some(new.clone()));
     let swapped = host.clone();
     host.set_handlers(PlainHandlers::resolving(1, move |_| {
@@ -578,8 +583,8 @@ async fn a_stale_host_completes_nothing() {
     // Refused under the old one, and run again by the new one.
     assert_eq!(partition.process(&records(["a"])).await.unwrap(), 1);
     partition.close().await;
-    assert_eq!(world.row(&consumer, "a").await.version_id, Some(2));
-    world.finish().await;
+    assert_eq!(fixture.row(&consumer, "a").await.version_id, Some(2));
+    fixture.finish().await;
 }
 
 /// What could go wrong: a record that comes again after its message was forgotten has its effect
@@ -587,11 +592,11 @@ async fn a_stale_host_completes_nothing() {
 /// S1-047, S2-017.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_may_be_forgotten_is_parked_where_the_policy_says_so() {
-    let world = World::new().await;
-    let consumer = world.simple("", "replay = { past_horizon = 'park' }").await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "replay = { past_horizon = 'park' }").await;
+    let host = fixture.host(&consumer);
     let now: i64 = sqlx::query_scalar("SELECT (extract(epoch FROM now()) * 1000)::bigint")
-        .fetch_one(&world.pool)
+        .fetch_one(&fixture.pool)
         .await
         .unwrap();
     let aged = |offset, id: &str, days: i64| Record {
@@ -606,10 +611,10 @@ async fn what_may_be_forgotten_is_parked_where_the_policy_says_so() {
         ("timeless", ("completed", None, 1)),
     ] {
         // S1-111.
-        assert_eq!(world.row(&consumer, id).await.state(), expected, "{id}");
+        assert_eq!(fixture.row(&consumer, id).await.state(), expected, "{id}");
     }
     assert_eq!(
-        (world.rows().await.len(), world.effects(&consumer, "young").await),
+        (fixture.rows().await.len(), fixture.effects(&consumer, "young").await),
         (3, 1),
         "what is known is a duplicate"
     );
@@ -622,13 +627,13 @@ async fn what_may_be_forgotten_is_parked_where_the_policy_says_so() {
         as_of: None,
         limit: 10,
     };
-    assert_eq!(world.admin.act_on_messages("acme", "orders", &redrive).await.unwrap().changed, 1);
-    world.retry_until_settled(&host).await;
-    assert_eq!(world.row(&consumer, "old").await.state(), ("completed", None, 1));
-    let usual = world.consumer(&consumer.tenant, "usual", "").await;
-    deliver(&world.host(&usual), &[aged(0, "usual", 8)]).await;
-    assert_eq!(world.row(&usual, "usual").await.state(), ("completed", None, 1));
-    world.finish().await;
+    assert_eq!(fixture.admin.act_on_messages("acme", "orders", &redrive).await.unwrap().changed, 1);
+    fixture.retry_until_settled(&host).await;
+    assert_eq!(fixture.row(&consumer, "old").await.state(), ("completed", None, 1));
+    let usual = fixture.consumer(&consumer.tenant, "usual", "").await;
+    deliver(&fixture.host(&usual), &[aged(0, "usual", 8)]).await;
+    assert_eq!(fixture.row(&usual, "usual").await.state(), ("completed", None, 1));
+    fixture.finish().await;
 }
 
 /// What could go wrong: an id that is used for two things loses one of them. A8 (b), S0-048,
@@ -638,13 +643,15 @@ async fn another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore(
     both(another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore_of).await;
 }
 
-async fn another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore_of(world: World) {
-    let tenant = world.tenant("acme", "").await;
+async fn another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore_of(
+    fixture: InboxFixture,
+) {
+    let tenant = fixture.tenant("acme", "").await;
     const TYPED: &str =
         "identity = { id = [{ header = 'id' }], event_type = [{ header = 'type' }, 'topic'] }";
     for (policy, kept) in [(TYPED.to_owned(), 1), (format!("{TYPED}\ncollision = 'ignore'"), 0)] {
         let name = if kept == 1 { "keeping" } else { "ignoring" };
-        let consumer = world.consumer(&tenant, name, &policy).await;
+        let consumer = fixture.consumer(&tenant, name, &policy).await;
         let log = [
             record(0, "a", ""),
             record(1, "a", "# other"),
@@ -652,7 +659,7 @@ async fn another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore_
             record(3, "a", "# other"),
         ];
         for _ in 0..2 {
-            deliver(&world.host(&consumer), &log).await;
+            deliver(&fixture.host(&consumer), &log).await;
         }
         let of = |what: &str| {
             format!(
@@ -660,10 +667,10 @@ async fn another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore_
                 consumer.row.consumer_id
             )
         };
-        assert_eq!(world.number(of("status = 'completed'")).await, 1);
+        assert_eq!(fixture.number(of("status = 'completed'")).await, 1);
         // S0-048, S1-091.
         assert_eq!(
-            world
+            fixture
                 .number(of("status = 'parked' AND reason = 'collision' AND message_id LIKE 'a#%' \
                 AND payload = '# other'"))
                 .await,
@@ -672,15 +679,15 @@ async fn another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore_
         // Nobody takes this one's type; its id is taken all the same.
         let mut unrouted = record(4, "a", "# third");
         unrouted.headers.push(("type".to_owned(), b"nobody".to_vec()));
-        deliver(&world.host(&consumer), &[unrouted]).await;
+        deliver(&fixture.host(&consumer), &[unrouted]).await;
         assert_eq!(
-            world
+            fixture
                 .number(of("status = 'parked' AND reason = 'collision' AND payload = '# third'"))
                 .await,
             kept
         );
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a payload is kept that must not be, or missing where a person or a retry
@@ -690,29 +697,29 @@ async fn payloads_are_kept_as_the_policy_says() {
     both(payloads_are_kept_as_the_policy_says_of).await;
 }
 
-async fn payloads_are_kept_as_the_policy_says_of(world: World) {
-    let tenant = world.tenant("acme", "").await;
+async fn payloads_are_kept_as_the_policy_says_of(fixture: InboxFixture) {
+    let tenant = fixture.tenant("acme", "").await;
     // Kept of: completed, rejected, waiting for a retry, and the same once it has succeeded.
     for (policy, expected) in [
         ("failed", [false, true, true, false]),
         ("all", [true, true, true, true]),
         ("none", [false, false, true, false]),
     ] {
-        let consumer = world.consumer(&tenant, policy, &format!("payload = '{policy}'")).await;
+        let consumer = fixture.consumer(&tenant, policy, &format!("payload = '{policy}'")).await;
         let log = [
             record(0, "done", ""),
             record(1, "rejected", "reject"),
             record(2, "again", "before 2 retry 0"),
         ];
-        let host = world.host(&consumer);
+        let host = fixture.host(&consumer);
         deliver(&host, &log).await;
         let mut rows = vec![
-            world.row(&consumer, "done").await,
-            world.row(&consumer, "rejected").await,
-            world.row(&consumer, "again").await,
+            fixture.row(&consumer, "done").await,
+            fixture.row(&consumer, "rejected").await,
+            fixture.row(&consumer, "again").await,
         ];
-        world.retry_until_settled(&host).await;
-        rows.push(world.row(&consumer, "again").await);
+        fixture.retry_until_settled(&host).await;
+        rows.push(fixture.row(&consumer, "again").await);
         assert_eq!(rows[3].state(), ("completed", None, 2), "{policy}");
         for (row, kept) in rows.iter().zip(expected) {
             // S0-008, S0-011.
@@ -728,41 +735,41 @@ async fn payloads_are_kept_as_the_policy_says_of(world: World) {
             );
         }
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a duplicate of a completed message locks or writes its row, so that
 /// deliveries of it hold each other up and leave dead rows. S0-020.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_of_a_completed_message_locks_no_row() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
-    deliver(&world.host(&consumer), &records(["a"])).await;
-    let mut guest = Guest::begin(&world, &consumer).await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    deliver(&fixture.host(&consumer), &records(["a"])).await;
+    let mut guest = Guest::begin(&fixture, &consumer).await;
     assert_eq!(guest.claim(&["a"]).await.unwrap()[0].0, "known");
     // A row that someone locks or has replaced has an xmax, and cannot be locked without waiting.
     // S0-020.
     assert_eq!(
-        world.number("SELECT xmax::text::bigint FROM oncebox.inbox FOR UPDATE NOWAIT").await,
+        fixture.number("SELECT xmax::text::bigint FROM oncebox.inbox FOR UPDATE NOWAIT").await,
         0
     );
     drop(guest);
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: with deduplication switched off rows are still written for what completes,
 /// a failure or its neighbours are lost, or a withdrawn deployment goes on. S0-036, S3-010.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_deduplication_redelivery_runs_again_and_failures_stay_rows() {
-    both(async |world| {
-        let consumer = world
+    both(async |fixture| {
+        let consumer = fixture
             .simple(
                 "",
                 "dedup = 'off'\nretry = { attempts_max = 2, backoff_min_ms \
             = 1, backoff_max_ms = 1 }",
             )
             .await;
-        let host = world.host(&consumer);
+        let host = fixture.host(&consumer);
         let log = [
             record(0, "a", "result 1"),
             record(1, "b", "before 2 retry 1"),
@@ -773,25 +780,25 @@ async fn without_deduplication_redelivery_runs_again_and_failures_stay_rows() {
         for _ in 0..2 {
             assert!(deliver(&host, &log).await.is_empty());
         }
-        world.retry_until_settled(&host).await;
+        fixture.retry_until_settled(&host).await;
         for (id, effects) in [("a", 2), ("b", 1), ("c", 2), ("d", 0), ("e", 2)] {
             // S0-036, S3-010.
-            assert_eq!(world.effects(&consumer, id).await, effects, "`{id}`");
+            assert_eq!(fixture.effects(&consumer, id).await, effects, "`{id}`");
         }
-        let rows = world.rows().await;
+        let rows = fixture.rows().await;
         let states: Vec<_> = rows
             .iter()
             .map(|row| (row.message_id.as_str(), row.status.as_str(), row.attempts))
             .collect();
         assert_eq!(states, [("b", "completed", 2), ("d", "failed_terminal", 1)]);
-        world.execute("UPDATE oncebox.consumer SET generation_required = 1").await;
+        fixture.execute("UPDATE oncebox.consumer SET generation_required = 1").await;
         let mut partition = take(&host).await;
         let stale = partition.process(&log[..1]).await.unwrap_err();
         assert!(stale.to_string().contains("stale"), "{stale}");
         partition.close().await;
-        world.execute("DELETE FROM oncebox.inbox").await;
-        world.execute(format!("DELETE FROM {}.effect", consumer.tenant.schema_name)).await;
-        world.finish().await;
+        fixture.execute("DELETE FROM oncebox.inbox").await;
+        fixture.execute(format!("DELETE FROM {}.effect", consumer.tenant.schema_name)).await;
+        fixture.finish().await;
     })
     .await;
 }
@@ -800,46 +807,46 @@ async fn without_deduplication_redelivery_runs_again_and_failures_stay_rows() {
 /// before, or one failure takes the others with it. S0-036, S3-011.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_handler_is_called_once_for_all_that_is_new() {
-    let mut world = World::new().await;
-    world.batches();
-    let consumer = world.simple("", "batch = { messages_max = 500, duration_ms = 10000 }").await;
-    let host = world.host(&consumer);
+    let mut fixture = InboxFixture::new().await;
+    fixture.batches();
+    let consumer = fixture.simple("", "batch = { messages_max = 500, duration_ms = 10000 }").await;
+    let host = fixture.host(&consumer);
     let ids: Vec<_> = (0..400).map(|n| format!("m{n}")).collect();
     let log: Vec<_> = (0..).zip(&ids).map(|(offset, id)| record(offset, id, "")).collect();
     deliver(&host, &log[..100]).await;
-    let calls = world.control.calls();
+    let calls = fixture.control.calls();
     deliver(&host, &log).await;
     // S0-035, S0-036, S3-011.
     assert_eq!(
-        world.control.calls() - calls,
+        fixture.control.calls() - calls,
         1,
         "300 new messages behind 100 known ones are one call"
     );
     // One that says itself that it failed costs one more call, for the others.
     let rejected: Vec<_> =
         (0..64).map(|n| record(n, &format!("r{n}"), if n == 20 { "reject" } else { "" })).collect();
-    let calls = world.control.calls();
+    let calls = fixture.control.calls();
     deliver(&host, &rejected).await;
-    assert_eq!(world.control.calls() - calls, 2);
+    assert_eq!(fixture.control.calls() - calls, 2);
     // One that fails in a statement is found by halving.
     let broken: Vec<_> = (0..64)
         .map(|n| record(n, &format!("s{n}"), if n == 20 { "sql SELECT 1/0" } else { "" }))
         .collect();
-    let calls = world.control.calls();
+    let calls = fixture.control.calls();
     deliver(&host, &broken).await;
     assert_eq!(
-        world.control.calls() - calls,
+        fixture.control.calls() - calls,
         13,
         "a call for all, then two for each of six halvings"
     );
-    assert_eq!(world.row(&consumer, "r20").await.status, "failed_terminal");
+    assert_eq!(fixture.row(&consumer, "r20").await.status, "failed_terminal");
     assert_eq!(
-        world.row(&consumer, "s20").await.state(),
+        fixture.row(&consumer, "s20").await.state(),
         ("failed_retryable", Some("sql_error:22012"), 1)
     );
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
         400 + 63 + 63
     );
-    world.finish().await;
+    fixture.finish().await;
 }

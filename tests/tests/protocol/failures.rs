@@ -14,15 +14,15 @@ use oncebox_model::{
     record::Record,
 };
 use oncebox_tests::inbox::{
-    DEADLINE, PlainHandler, PlainHandlers, Row, TestConsumer, World, both, deliver, drive, execute,
-    record, take,
+    DEADLINE, InboxFixture, PlainHandler, PlainHandlers, Row, TestConsumer, both, deliver, drive,
+    execute, record, take,
 };
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tokio::time::{Duration, Instant, sleep};
 
 /// Messages that succeed, with the given ones between them; then what each row says.
 async fn check(
-    world: &World,
+    fixture: &InboxFixture,
     consumer: &TestConsumer,
     settings: &SessionSettings,
     cases: &[(Record, &str, Option<&str>, i32)],
@@ -34,14 +34,18 @@ async fn check(
     }
     log.push(record(0, "last", "result {\"ok\":true}"));
     (0..).zip(&mut log).for_each(|(offset, record)| record.offset = offset);
-    let host = world.host_with(consumer, world.scripts(), settings);
+    let host = fixture.host_with(consumer, fixture.scripts(), settings);
     let errors = deliver(&host, &log).await;
     assert!(errors.is_empty(), "the host took a message's failure for its own trouble: {errors:?}");
     for (failing, status, reason, attempts) in cases {
         let id = String::from_utf8(failing.header("id").unwrap().to_vec()).unwrap();
-        let row = world.row(consumer, &id).await;
+        let row = fixture.row(consumer, &id).await;
         assert_eq!(row.state(), (*status, *reason, *attempts), "`{id}`: {row:?}");
-        assert_eq!(world.effects(consumer, &id).await, i64::from(*status == "completed"), "`{id}`");
+        assert_eq!(
+            fixture.effects(consumer, &id).await,
+            i64::from(*status == "completed"),
+            "`{id}`"
+        );
     }
     let completed = format!(
         "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {} AND status = 'completed'",
@@ -49,7 +53,7 @@ async fn check(
     );
     let expected = cases.len() + 1 + cases.iter().filter(|case| case.1 == "completed").count();
     assert_eq!(
-        world.number(completed).await,
+        fixture.number(completed).await,
         expected as i64,
         "a neighbour of a failure is not completed"
     );
@@ -67,8 +71,8 @@ async fn each_failure_ends_in_its_row_and_leaves_its_neighbours() {
     both(each_failure_ends_in_its_row_and_leaves_its_neighbours_of).await;
 }
 
-async fn each_failure_ends_in_its_row_and_leaves_its_neighbours_of(world: World) {
-    let consumer = world
+async fn each_failure_ends_in_its_row_and_leaves_its_neighbours_of(fixture: InboxFixture) {
+    let consumer = fixture
         .simple(
             "CREATE TABLE stock (n int CHECK (n >= 0)); INSERT INTO stock VALUES (0);",
             "batch = { duration_ms = 5000 }",
@@ -78,7 +82,7 @@ async fn each_failure_ends_in_its_row_and_leaves_its_neighbours_of(world: World)
         |script: &str, reason| (record(0, script, script), "failed_retryable", Some(reason), 1);
     // S0-010, S0-022, S1-068, S1-115, S3-006, S3-015.
     check(
-        &world,
+        &fixture,
         &consumer,
         &SessionSettings::default(),
         &[
@@ -103,15 +107,15 @@ async fn each_failure_ends_in_its_row_and_leaves_its_neighbours_of(world: World)
         ],
     )
     .await;
-    let asked = world.row(&consumer, "retry 60000").await;
+    let asked = fixture.row(&consumer, "retry 60000").await;
     // S1-028, S1-067.
     assert!((50_000..=60_000).contains(&asked.due_in_ms.unwrap()), "{asked:?}");
-    let backed_off = world.row(&consumer, "retry").await;
+    let backed_off = fixture.row(&consumer, "retry").await;
     assert!(backed_off.due_in_ms.unwrap() <= 1_000, "{backed_off:?}");
-    let parked = world.row(&consumer, "parked").await;
+    let parked = fixture.row(&consumer, "parked").await;
     assert_eq!((parked.payload.as_deref(), parked.processed), (Some(&b"park"[..]), true));
     assert_eq!(parked.last_error.as_deref(), Some("the script says `park`"));
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: what a handler returns, or the text of its failure, is not to be stored,
@@ -121,15 +125,15 @@ async fn results_and_texts_that_cannot_be_stored_hold_nothing() {
     both(results_and_texts_that_cannot_be_stored_hold_nothing_of).await;
 }
 
-async fn results_and_texts_that_cannot_be_stored_hold_nothing_of(world: World) {
-    let consumer = world
+async fn results_and_texts_that_cannot_be_stored_hold_nothing_of(fixture: InboxFixture) {
+    let consumer = fixture
         .simple("", "retry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }")
         .await;
     let deep = format!("result {}", "[".repeat(100_000));
     let bad =
         |id: &str, script: &str| (record(0, id, script), "failed_retryable", Some("bad_result"), 1);
     check(
-        &world,
+        &fixture,
         &consumer,
         &SessionSettings::default(),
         &[
@@ -148,17 +152,17 @@ async fn results_and_texts_that_cannot_be_stored_hold_nothing_of(world: World) {
         ],
     )
     .await;
-    assert!(world.row(&consumer, "long text").await.last_error.unwrap().len() <= 4_096);
+    assert!(fixture.row(&consumer, "long text").await.last_error.unwrap().len() <= 4_096);
     // The same from a retry worker.
-    world.retry_until_settled(&world.host(&consumer)).await;
+    fixture.retry_until_settled(&fixture.host(&consumer)).await;
     for id in ["no JSON", "nothing", "NUL", "escaped NUL", "deep"] {
         assert_eq!(
-            world.row(&consumer, id).await.state(),
+            fixture.row(&consumer, id).await.state(),
             ("failed_terminal", Some("bad_result"), 2),
             "`{id}`"
         );
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: texts of a record that PostgreSQL does not take fail the claim of their
@@ -168,14 +172,14 @@ async fn records_that_cannot_be_claimed_are_parked_alone() {
     both(records_that_cannot_be_claimed_are_parked_alone_of).await;
 }
 
-async fn records_that_cannot_be_claimed_are_parked_alone_of(world: World) {
-    let tenant = world.tenant("acme", "").await;
+async fn records_that_cannot_be_claimed_are_parked_alone_of(fixture: InboxFixture) {
+    let tenant = fixture.tenant("acme", "").await;
     for (name, policy, event_type, neighbour) in [
         ("live", "", "t", "completed"),
         ("stored", "ack = 'after_insert'", "t", "received"),
         ("unrouted", "", "nobody", "parked"),
     ] {
-        let consumer = world.consumer(&tenant, name, policy).await;
+        let consumer = fixture.consumer(&tenant, name, policy).await;
         let mut log = Vec::new();
         for (n, header) in
             ["content-type", "ce_source", "traceparent", "ce_dataschema"].into_iter().enumerate()
@@ -187,16 +191,20 @@ async fn records_that_cannot_be_claimed_are_parked_alone_of(world: World) {
                 of_type(event_type, record(2 * n as i64 + 1, &format!("good{n}"), "")),
             ]);
         }
-        let errors = deliver(&world.host(&consumer), &log).await;
+        let errors = deliver(&fixture.host(&consumer), &log).await;
         assert!(errors.is_empty(), "{name}: {errors:?}");
         for n in 0..4 {
-            assert_eq!(world.row(&consumer, &format!("good{n}")).await.status, neighbour, "{name}");
-            let row = world.row(&consumer, &format!("undecodable:t:0:{}", 2 * n)).await;
+            assert_eq!(
+                fixture.row(&consumer, &format!("good{n}")).await.status,
+                neighbour,
+                "{name}"
+            );
+            let row = fixture.row(&consumer, &format!("undecodable:t:0:{}", 2 * n)).await;
             assert_eq!(row.state(), ("parked", Some("unclaimable: sql_error:22021"), 0), "{name}");
             assert_eq!(row.payload.as_deref(), Some(&b"bytes"[..]));
         }
         assert_eq!(
-            world
+            fixture
                 .number(format!(
                     "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {}",
                     consumer.row.consumer_id
@@ -205,9 +213,9 @@ async fn records_that_cannot_be_claimed_are_parked_alone_of(world: World) {
             8
         );
         // Offered again, they are duplicates.
-        assert!(deliver(&world.host(&consumer), &log).await.is_empty());
+        assert!(deliver(&fixture.host(&consumer), &log).await.is_empty());
         assert_eq!(
-            world
+            fixture
                 .number(format!(
                     "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {}",
                     consumer.row.consumer_id
@@ -215,9 +223,9 @@ async fn records_that_cannot_be_claimed_are_parked_alone_of(world: World) {
                 .await,
             8
         );
-        world.retry_until_settled(&world.host(&consumer)).await;
+        fixture.retry_until_settled(&fixture.host(&consumer)).await;
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a message is tried for ever, or given up too early. S2-009, S2-013, S1-010.
@@ -226,11 +234,11 @@ async fn attempts_end_at_their_limit() {
     both(attempts_end_at_their_limit_of).await;
 }
 
-async fn attempts_end_at_their_limit_of(world: World) {
-    let consumer = world
+async fn attempts_end_at_their_limit_of(fixture: InboxFixture) {
+    let consumer = fixture
         .simple("", "retry = { attempts_max = 3, backoff_min_ms = 1, backoff_max_ms = 1 }")
         .await;
-    let host = world.host(&consumer);
+    let host = fixture.host(&consumer);
     deliver(
         &host,
         &[
@@ -240,42 +248,43 @@ async fn attempts_end_at_their_limit_of(world: World) {
         ],
     )
     .await;
-    world.retry_until_settled(&host).await;
+    fixture.retry_until_settled(&host).await;
     // S1-010, S1-029, S2-009, S2-013, S3-024.
-    assert_eq!(world.row(&consumer, "never").await.state(), ("failed_terminal", Some("trap"), 3));
-    assert_eq!(world.row(&consumer, "third").await.state(), ("completed", None, 3));
+    assert_eq!(fixture.row(&consumer, "never").await.state(), ("failed_terminal", Some("trap"), 3));
+    assert_eq!(fixture.row(&consumer, "third").await.state(), ("completed", None, 3));
     // A run that was undone with its neighbours is the same attempt.
-    let mut attempts: Vec<_> = world.control.runs("third").iter().map(|ran| ran.attempt).collect();
+    let mut attempts: Vec<_> =
+        fixture.control.runs("third").iter().map(|ran| ran.attempt).collect();
     attempts.dedup();
     assert_eq!(attempts, [1, 2, 3]);
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: what is too old to be of use is tried again and again, or a person who says
 /// that it is to run once more is not heard. S2-009.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_too_old_is_not_tried_again() {
-    let world = World::new().await;
-    let consumer = world
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture
         .simple(
             "",
             "retry = { age_max_ms = 3600000, attempts_max = 3, \
         backoff_min_ms = 1, backoff_max_ms = 1 }",
         )
         .await;
-    let host = world.host(&consumer);
+    let host = fixture.host(&consumer);
     deliver(&host, &[record(0, "old", "trap"), record(1, "young", "before 3 trap")]).await;
-    assert_eq!(world.row(&consumer, "old").await.state(), ("failed_retryable", Some("trap"), 1));
-    world
+    assert_eq!(fixture.row(&consumer, "old").await.state(), ("failed_retryable", Some("trap"), 1));
+    fixture
         .execute(
             "UPDATE oncebox.inbox SET received_at = received_at - interval '2 hours' WHERE \
         message_id = 'old'",
         )
         .await;
-    world.retry_until_settled(&host).await;
+    fixture.retry_until_settled(&host).await;
     // S2-009.
-    assert_eq!(world.row(&consumer, "old").await.state(), ("failed_terminal", Some("trap"), 2));
-    assert_eq!(world.row(&consumer, "young").await.state(), ("completed", None, 3));
+    assert_eq!(fixture.row(&consumer, "old").await.state(), ("failed_terminal", Some("trap"), 2));
+    assert_eq!(fixture.row(&consumer, "young").await.state(), ("completed", None, 3));
 
     let reason = "once more".to_owned();
     let again = BulkAction {
@@ -286,26 +295,26 @@ async fn what_is_too_old_is_not_tried_again() {
         as_of: None,
         limit: 10,
     };
-    assert_eq!(world.admin.act_on_messages("acme", "orders", &again).await.unwrap().changed, 1);
-    world.retry_until_settled(&host).await;
+    assert_eq!(fixture.admin.act_on_messages("acme", "orders", &again).await.unwrap().changed, 1);
+    fixture.retry_until_settled(&host).await;
     assert_eq!(
-        world.row(&consumer, "old").await.state(),
+        fixture.row(&consumer, "old").await.state(),
         ("failed_terminal", Some("trap"), 3),
         "it is as old as its redrive"
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// A table with one row, and a superuser's session that holds it.
-async fn held_row(world: &World) -> (TestConsumer, PgConnection) {
-    let consumer = world
+async fn held_row(fixture: &InboxFixture) -> (TestConsumer, PgConnection) {
+    let consumer = fixture
         .simple(
             "CREATE TABLE hot (id int PRIMARY KEY, n int); INSERT INTO hot VALUES (1, 0);",
             "limits = { deadline_ms = 400 }\nbatch = { duration_ms = 5000 }\nretry = { \
                 backoff_min_ms = 1, backoff_max_ms = 1 }",
         )
         .await;
-    let mut holder = world.superuser().await;
+    let mut holder = fixture.superuser().await;
     holder
         .execute(sqlx::raw_sql(AssertSqlSafe(format!(
             "BEGIN; UPDATE {}.hot SET n = n",
@@ -324,43 +333,43 @@ async fn a_deadline_in_a_statement_is_recorded_alone() {
     both(a_deadline_in_a_statement_is_recorded_alone_of).await;
 }
 
-async fn a_deadline_in_a_statement_is_recorded_alone_of(world: World) {
-    let (consumer, holder) = held_row(&world).await;
+async fn a_deadline_in_a_statement_is_recorded_alone_of(fixture: InboxFixture) {
+    let (consumer, holder) = held_row(&fixture).await;
     let hanging = record(0, "hangs", "sql UPDATE hot SET n = n + 1");
     check(
-        &world,
+        &fixture,
         &consumer,
         &SessionSettings::default(),
         &[(hanging, "failed_retryable", Some("deadline"), 1)],
     )
     .await;
     let backends: Vec<_> =
-        world.control.runs("hangs").iter().map(|ran| ran.backend.to_string()).collect();
+        fixture.control.runs("hangs").iter().map(|ran| ran.backend.to_string()).collect();
     assert!(!backends.is_empty());
-    world
+    fixture
         .until(&format!(
             "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid IN ({}))",
             backends.join(", ")
         ))
         .await;
     holder.close().await.unwrap();
-    world.retry_until_settled(&world.host(&consumer)).await;
-    assert_eq!(world.row(&consumer, "hangs").await.state(), ("completed", None, 2));
-    world.finish().await;
+    fixture.retry_until_settled(&fixture.host(&consumer)).await;
+    assert_eq!(fixture.row(&consumer, "hangs").await.state(), ("completed", None, 2));
+    fixture.finish().await;
 }
 
 /// What could go wrong: the same from a retry worker.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadline_of_a_retry_is_an_attempt() {
-    let world = World::new().await;
-    let (consumer, holder) = held_row(&world).await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let (consumer, holder) = held_row(&fixture).await;
+    let host = fixture.host(&consumer);
     deliver(&host, &[record(0, "a", "before 2 retry 0\nbefore 3 sql UPDATE hot SET n = n + 1")])
         .await;
-    world.retry_until_settled(&host).await;
-    assert_eq!(world.row(&consumer, "a").await.state(), ("completed", None, 3));
+    fixture.retry_until_settled(&host).await;
+    assert_eq!(fixture.row(&consumer, "a").await.state(), ("completed", None, 3));
     holder.close().await.unwrap();
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a handler that does nothing holds its transaction for ever.
@@ -369,32 +378,32 @@ async fn a_deadline_while_idle_costs_no_connection() {
     both(a_deadline_while_idle_costs_no_connection_of).await;
 }
 
-async fn a_deadline_while_idle_costs_no_connection_of(world: World) {
+async fn a_deadline_while_idle_costs_no_connection_of(fixture: InboxFixture) {
     let consumer =
-        world.simple("", "limits = { deadline_ms = 200 }\nbatch = { duration_ms = 5000 }").await;
+        fixture.simple("", "limits = { deadline_ms = 200 }\nbatch = { duration_ms = 5000 }").await;
     check(
-        &world,
+        &fixture,
         &consumer,
         &SessionSettings::default(),
         &[(record(0, "sleeps", "sleep 20000"), "failed_retryable", Some("deadline"), 1)],
     )
     .await;
     assert_eq!(
-        world.row(&consumer, "sleeps").await.last_error.as_deref(),
+        fixture.row(&consumer, "sleeps").await.last_error.as_deref(),
         Some("stopped after 200 ms")
     );
     let backends =
-        ["before0", "sleeps", "last"].map(|id| world.control.runs(id).last().unwrap().backend);
+        ["before0", "sleeps", "last"].map(|id| fixture.control.runs(id).last().unwrap().backend);
     assert!(backends.iter().all(|backend| *backend == backends[0]), "{backends:?}");
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a handler meets a deadlock or a lock timeout under a savepoint of its own,
 /// goes back to it and fails, and the message pays for it with an attempt. A5.
 #[tokio::test(flavor = "multi_thread")]
 async fn contention_under_a_handlers_savepoint_is_nobodys() {
-    let world = World::new().await;
-    let (consumer, holder) = held_row(&world).await;
+    let fixture = InboxFixture::new().await;
+    let (consumer, holder) = held_row(&fixture).await;
     let tries = Arc::new(AtomicUsize::new(0));
     let counted = tries.clone();
     let handler = PlainHandler::new(1, move |tx, run| {
@@ -418,7 +427,7 @@ async fn contention_under_a_handlers_savepoint_is_nobodys() {
         })
     });
     let settings = SessionSettings { lock_timeout_ms: 100, ..SessionSettings::default() };
-    let host = world.host_with(&consumer, PlainHandlers::of(handler), &settings);
+    let host = fixture.host_with(&consumer, PlainHandlers::of(handler), &settings);
     let delivering = tokio::spawn(async move { deliver(&host, &[record(0, "a", "")]).await });
     let deadline = Instant::now() + DEADLINE;
     while tries.load(Ordering::Relaxed) < 2 {
@@ -427,8 +436,8 @@ async fn contention_under_a_handlers_savepoint_is_nobodys() {
     }
     holder.close().await.unwrap();
     assert!(delivering.await.unwrap().is_empty());
-    assert_eq!(world.row(&consumer, "a").await.state(), ("completed", None, 1));
-    world.finish().await;
+    assert_eq!(fixture.row(&consumer, "a").await.state(), ("completed", None, 1));
+    fixture.finish().await;
 }
 
 /// What could go wrong: a handler comes nearer and nearer to its deadline, holding locks all the
@@ -440,11 +449,11 @@ async fn a_handler_near_its_deadline_is_warned_of() {
     let logging =
         tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
     let _logging = tracing::subscriber::set_default(logging);
-    let world = World::new().await;
+    let fixture = InboxFixture::new().await;
     let consumer =
-        world.simple("", "limits = { deadline_ms = 2000 }\nbatch = { duration_ms = 5000 }").await;
+        fixture.simple("", "limits = { deadline_ms = 2000 }\nbatch = { duration_ms = 5000 }").await;
     deliver(
-        &world.host(&consumer),
+        &fixture.host(&consumer),
         &[record(0, "slow", "sleep 1100"), record(1, "quick", "sleep 10")],
     )
     .await;
@@ -459,7 +468,7 @@ async fn a_handler_near_its_deadline_is_warned_of() {
             && warned[0].contains("deadline_ms=2000"),
         "{text}"
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What was logged.
@@ -488,13 +497,18 @@ async fn a_statement_timeout_is_the_messages() {
     both(a_statement_timeout_is_the_messages_of).await;
 }
 
-async fn a_statement_timeout_is_the_messages_of(world: World) {
-    let consumer = world.simple("", "").await;
+async fn a_statement_timeout_is_the_messages_of(fixture: InboxFixture) {
+    let consumer = fixture.simple("", "").await;
     let settings = SessionSettings { statement_timeout_ms: 300, ..SessionSettings::default() };
     let slow = record(0, "slow", "sql SELECT count(*) FROM generate_series(1, 1000000000)");
-    check(&world, &consumer, &settings, &[(slow, "failed_retryable", Some("sql_error:57014"), 1)])
-        .await;
-    world.finish().await;
+    check(
+        &fixture,
+        &consumer,
+        &settings,
+        &[(slow, "failed_retryable", Some("sql_error:57014"), 1)],
+    )
+    .await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: what fails only at COMMIT takes the whole batch with it, again and again,
@@ -504,8 +518,8 @@ async fn a_deferred_constraint_is_its_messages_failure() {
     both(a_deferred_constraint_is_its_messages_failure_of).await;
 }
 
-async fn a_deferred_constraint_is_its_messages_failure_of(world: World) {
-    let consumer = world
+async fn a_deferred_constraint_is_its_messages_failure_of(fixture: InboxFixture) {
+    let consumer = fixture
         .simple(
             "CREATE TABLE parent (id int PRIMARY KEY); \
         CREATE TABLE child (id int REFERENCES parent DEFERRABLE INITIALLY DEFERRED);",
@@ -513,7 +527,7 @@ async fn a_deferred_constraint_is_its_messages_failure_of(world: World) {
         )
         .await;
     check(
-        &world,
+        &fixture,
         &consumer,
         &SessionSettings::default(),
         &[
@@ -536,15 +550,15 @@ async fn a_deferred_constraint_is_its_messages_failure_of(world: World) {
         ],
     )
     .await;
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// A tenant that may write functions, as an operator can allow, with a table whose trigger raises
 /// the code that is inserted: at once or at COMMIT.
-async fn raising(world: &World, policy: &str) -> TestConsumer {
-    let tenant: Tenant = world.tenant("acme", "").await;
-    world.execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login)).await;
-    world
+async fn raising(fixture: &InboxFixture, policy: &str) -> TestConsumer {
+    let tenant: Tenant = fixture.tenant("acme", "").await;
+    fixture.execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login)).await;
+    fixture
         .admin
         .apply_migration(
             &tenant,
@@ -559,7 +573,7 @@ async fn raising(world: &World, policy: &str) -> TestConsumer {
         )
         .await
         .unwrap();
-    world.consumer(&tenant, "orders", policy).await
+    fixture.consumer(&tenant, "orders", policy).await
 }
 
 /// What could go wrong: a tenant's code raises a code that the host takes for its own trouble, and
@@ -569,9 +583,9 @@ async fn a_tenants_code_may_raise_what_it_likes() {
     both(a_tenants_code_may_raise_what_it_likes_of).await;
 }
 
-async fn a_tenants_code_may_raise_what_it_likes_of(world: World) {
+async fn a_tenants_code_may_raise_what_it_likes_of(fixture: InboxFixture) {
     let consumer = raising(
-        &world,
+        &fixture,
         "batch = { duration_ms = 5000 }\nretry = { attempts_max = 2, \
             backoff_min_ms = 1, backoff_max_ms = 1 }",
     )
@@ -601,10 +615,10 @@ async fn a_tenants_code_may_raise_what_it_likes_of(world: World) {
         .iter()
         .map(|(record, reason)| (record.clone(), "failed_retryable", Some(reason.as_str()), 1))
         .collect();
-    check(&world, &consumer, &SessionSettings::default(), &cases).await;
-    world.retry_until_settled(&world.host(&consumer)).await;
+    check(&fixture, &consumer, &SessionSettings::default(), &cases).await;
+    fixture.retry_until_settled(&fixture.host(&consumer)).await;
     assert_eq!(
-        world
+        fixture
             .number(
                 "SELECT count(*) FROM oncebox.inbox WHERE status = 'failed_terminal' AND \
             attempts = 2"
@@ -612,7 +626,7 @@ async fn a_tenants_code_may_raise_what_it_likes_of(world: World) {
             .await,
         cases.len() as i64
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a tenant's code lets its session forget what the host prepared on it, and
@@ -622,10 +636,10 @@ async fn a_session_that_forgets_what_was_prepared_stops_nothing() {
     both(a_session_that_forgets_what_was_prepared_stops_nothing_of).await;
 }
 
-async fn a_session_that_forgets_what_was_prepared_stops_nothing_of(world: World) {
-    let tenant: Tenant = world.tenant("acme", "").await;
-    world.execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login)).await;
-    world
+async fn a_session_that_forgets_what_was_prepared_stops_nothing_of(fixture: InboxFixture) {
+    let tenant: Tenant = fixture.tenant("acme", "").await;
+    fixture.execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login)).await;
+    fixture
         .admin
         .apply_migration(
             &tenant,
@@ -639,14 +653,14 @@ async fn a_session_that_forgets_what_was_prepared_stops_nothing_of(world: World)
         )
         .await
         .unwrap();
-    let consumer = world
+    let consumer = fixture
         .consumer(
             &tenant,
             "orders",
             "retry = { attempts_max = 5, backoff_min_ms = 1, backoff_max_ms = 1 }",
         )
         .await;
-    let host = world.host(&consumer);
+    let host = fixture.host(&consumer);
     let mut partition = take(&host).await;
     for round in 0..6 {
         let table = if round % 2 == 0 { "now_forgets" } else { "then_forgets" };
@@ -659,9 +673,9 @@ async fn a_session_that_forgets_what_was_prepared_stops_nothing_of(world: World)
             &[record(3 * round + 1, &format!("forgets{round}"), &forgets), behind],
         )
         .await;
-        world.retry_until_settled(&host).await;
+        fixture.retry_until_settled(&host).await;
     }
-    let rows = world.rows().await;
+    let rows = fixture.rows().await;
     let its_own = |row: &Row| {
         row.message_id.starts_with("forgets")
             && row.state() == ("failed_terminal", Some("sql_error:26000"), 5)
@@ -670,7 +684,7 @@ async fn a_session_that_forgets_what_was_prepared_stops_nothing_of(world: World)
         rows.len() == 18 && rows.iter().all(|row| row.status == "completed" || its_own(row)),
         "{rows:#?}"
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: contention is counted as a failure at once, or repeated for ever. A3.
@@ -679,11 +693,11 @@ async fn contention_alone_is_repeated_then_an_attempt() {
     both(contention_alone_is_repeated_then_an_attempt_of).await;
 }
 
-async fn contention_alone_is_repeated_then_an_attempt_of(world: World) {
-    let (consumer, holder) = held_row(&world).await;
+async fn contention_alone_is_repeated_then_an_attempt_of(fixture: InboxFixture) {
+    let (consumer, holder) = held_row(&fixture).await;
     let settings = SessionSettings { lock_timeout_ms: 50, ..SessionSettings::default() };
     check(
-        &world,
+        &fixture,
         &consumer,
         &settings,
         &[(
@@ -694,11 +708,15 @@ async fn contention_alone_is_repeated_then_an_attempt_of(world: World) {
         )],
     )
     .await;
-    assert!(world.control.runs("waits").len() >= 6, "{} runs", world.control.runs("waits").len());
+    assert!(
+        fixture.control.runs("waits").len() >= 6,
+        "{} runs",
+        fixture.control.runs("waits").len()
+    );
     holder.close().await.unwrap();
-    world.retry_until_settled(&world.host(&consumer)).await;
-    assert_eq!(world.row(&consumer, "waits").await.state(), ("completed", None, 2));
-    world.finish().await;
+    fixture.retry_until_settled(&fixture.host(&consumer)).await;
+    assert_eq!(fixture.row(&consumer, "waits").await.state(), ("completed", None, 2));
+    fixture.finish().await;
 }
 
 const HOT: &str = "CREATE TABLE hot (id int PRIMARY KEY, n int NOT NULL); INSERT INTO hot SELECT \
@@ -711,11 +729,11 @@ async fn a_deadlock_of_two_hosts_costs_neither_its_effects() {
     both(a_deadlock_of_two_hosts_costs_neither_its_effects_of).await;
 }
 
-async fn a_deadlock_of_two_hosts_costs_neither_its_effects_of(world: World) {
-    let consumer = world.simple(HOT, "batch = { duration_ms = 60000 }").await;
+async fn a_deadlock_of_two_hosts_costs_neither_its_effects_of(fixture: InboxFixture) {
+    let consumer = fixture.simple(HOT, "batch = { duration_ms = 60000 }").await;
     let mut tasks = Vec::new();
     for (name, first, second) in [("x", 1, 2), ("y", 2, 1)] {
-        let host = world.host(&consumer);
+        let host = fixture.host(&consumer);
         let mut log = vec![record(
             0,
             name,
@@ -728,24 +746,24 @@ async fn a_deadlock_of_two_hosts_costs_neither_its_effects_of(world: World) {
         tasks.push(tokio::spawn(async move { deliver(&host, &log).await }));
     }
     for name in ["x", "y"] {
-        world.control.gate(name).reached(1).await;
+        fixture.control.gate(name).reached(1).await;
     }
     for name in ["x", "y"] {
-        world.control.gate(name).open();
+        fixture.control.gate(name).open();
     }
     for task in tasks {
         let errors = task.await.unwrap();
         assert!(errors.is_empty(), "{errors:?}");
     }
     assert_eq!(
-        world.number(format!("SELECT sum(n) FROM {}.hot", consumer.tenant.schema_name)).await,
+        fixture.number(format!("SELECT sum(n) FROM {}.hot", consumer.tenant.schema_name)).await,
         4
     );
     let sizes: Vec<i64> = sqlx::query_scalar(AssertSqlSafe(format!(
         "SELECT count(*) FROM {}.effect GROUP BY xmin::text ORDER BY 1",
         consumer.tenant.schema_name
     )))
-    .fetch_all(&world.pool)
+    .fetch_all(&fixture.pool)
     .await
     .unwrap();
     // The winner's batch stays whole; the loser's is run again, in parts only where it loses again.
@@ -754,14 +772,14 @@ async fn a_deadlock_of_two_hosts_costs_neither_its_effects_of(world: World) {
         "messages in each transaction: {sizes:?}"
     );
     assert_eq!(
-        world
+        fixture
             .number(
                 "SELECT count(*) FROM oncebox.inbox WHERE status = 'completed' AND attempts = 1"
             )
             .await,
         128
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: with many workers on a few rows nothing gets done, or updates are lost. A5.
@@ -770,11 +788,11 @@ async fn hot_rows_and_many_workers_lose_nothing() {
     both(hot_rows_and_many_workers_lose_nothing_of).await;
 }
 
-async fn hot_rows_and_many_workers_lose_nothing_of(world: World) {
-    let consumer = world.simple(HOT, "").await;
+async fn hot_rows_and_many_workers_lose_nothing_of(fixture: InboxFixture) {
+    let consumer = fixture.simple(HOT, "").await;
     let mut tasks = Vec::new();
     for worker in 0..6_i64 {
-        let host = world.host(&consumer);
+        let host = fixture.host(&consumer);
         let log: Vec<_> = (0..40)
             .map(|n| {
                 let rows = [(worker * 3 + n) % 10 + 1, (worker * 7 + n * 3) % 10 + 1];
@@ -792,24 +810,24 @@ async fn hot_rows_and_many_workers_lose_nothing_of(world: World) {
     for task in tasks {
         task.await.unwrap();
     }
-    world.retry_until_settled(&world.host(&consumer)).await;
+    fixture.retry_until_settled(&fixture.host(&consumer)).await;
     assert_eq!(
-        world.number(format!("SELECT sum(n) FROM {}.hot", consumer.tenant.schema_name)).await,
+        fixture.number(format!("SELECT sum(n) FROM {}.hot", consumer.tenant.schema_name)).await,
         6 * 40 * 2
     );
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
         240
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: where failures are common, each batch runs twice. D2, A4.
 #[tokio::test(flavor = "multi_thread")]
 async fn savepoints_stay_on_while_failures_are_common() {
-    let world = World::new().await;
-    let consumer = world.simple("", "batch = { duration_ms = 60000 }").await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "batch = { duration_ms = 60000 }").await;
+    let host = fixture.host(&consumer);
     let batch = |from: i64| -> Vec<Record> {
         (from..from + 10)
             .map(|n| record(n, &format!("m{n}"), if n % 10 == 9 { "reject" } else { "" }))
@@ -817,15 +835,15 @@ async fn savepoints_stay_on_while_failures_are_common() {
     };
     let mut partition = take(&host).await;
     drive(&mut partition, &batch(0)).await;
-    assert_eq!(world.control.runs("m0").len(), 2, "without savepoints the batch runs again");
+    assert_eq!(fixture.control.runs("m0").len(), 2, "without savepoints the batch runs again");
     for n in 1..30 {
         drive(&mut partition, &batch(n * 10)).await;
     }
     drive(&mut partition, &batch(300)).await;
-    assert_eq!(world.control.runs("m300").len(), 1, "with savepoints it does not");
+    assert_eq!(fixture.control.runs("m300").len(), 1, "with savepoints it does not");
     partition.close().await;
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'failed_terminal'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'failed_terminal'").await,
         31
     );
     // More than 60 savepoints overflow a cache, so that batches are cut there.
@@ -834,7 +852,7 @@ async fn savepoints_stay_on_while_failures_are_common() {
     assert_eq!(partition.process(&many).await.unwrap(), 60);
     drive(&mut partition, &many).await;
     partition.close().await;
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a handler is given a payload that its consumer says it never is; what is
@@ -845,8 +863,8 @@ async fn a_payload_that_is_not_valid_never_reaches_a_handler() {
     const POLICY: &str =
         "order = 'key'\n[schemas.'*']\njson_schema = { type = 'object', required = ['account'] }";
     for ack in ["after_commit", "after_insert"] {
-        let world = World::new().await;
-        let consumer = world.simple("", &format!("ack = '{ack}'\n{POLICY}")).await;
+        let fixture = InboxFixture::new().await;
+        let consumer = fixture.simple("", &format!("ack = '{ack}'\n{POLICY}")).await;
         let handler = PlainHandler::new(1, |tx, run| {
             Box::pin(async move {
                 let sql = format!(
@@ -858,7 +876,7 @@ async fn a_payload_that_is_not_valid_never_reaches_a_handler() {
             })
         });
         let host =
-            world.host_with(&consumer, PlainHandlers::of(handler), &SessionSettings::default());
+            fixture.host_with(&consumer, PlainHandlers::of(handler), &SessionSettings::default());
         let of_key = |offset, id, key: &str, payload| Record {
             key: Some(key.into()),
             ..record(offset, id, payload)
@@ -871,9 +889,9 @@ async fn a_payload_that_is_not_valid_never_reaches_a_handler() {
             Record { payload: None, ..of_key(4, "tombstone", "c", "") },
         ];
         deliver(&host, &log).await;
-        world.retry_until_settled(&host).await;
+        fixture.retry_until_settled(&host).await;
         let states = async || {
-            let rows = world.rows().await.into_iter();
+            let rows = fixture.rows().await.into_iter();
             rows.map(|row| {
                 format!("{} {} {}", row.message_id, row.status, row.reason.unwrap_or_default())
             })
@@ -889,7 +907,7 @@ async fn a_payload_that_is_not_valid_never_reaches_a_handler() {
         // S0-037.
         assert_eq!(states().await, expected, "{ack}");
         assert_eq!(
-            world.row(&consumer, "wrong").await.payload.as_deref(),
+            fixture.row(&consumer, "wrong").await.payload.as_deref(),
             Some(br#"{"amount": 7}"#.as_slice())
         );
 
@@ -905,23 +923,29 @@ async fn a_payload_that_is_not_valid_never_reaches_a_handler() {
             as_of: None,
             limit: 10,
         };
-        assert_eq!(world.admin.act_on_messages("acme", "orders", &again).await.unwrap().changed, 2);
-        world.retry_until_settled(&host).await;
-        let row = world.row(&consumer, "wrong").await;
+        assert_eq!(
+            fixture.admin.act_on_messages("acme", "orders", &again).await.unwrap().changed,
+            2
+        );
+        fixture.retry_until_settled(&host).await;
+        let row = fixture.row(&consumer, "wrong").await;
         assert_eq!(
             (row.state(), row.last_error.as_deref()),
             (("parked", Some("schema"), 1), Some("/: \"account\" is a required property"))
         );
-        assert_eq!(world.effects(&consumer, "wrong").await, 0);
-        world
+        assert_eq!(fixture.effects(&consumer, "wrong").await, 0);
+        fixture
             .execute(
                 "UPDATE oncebox.inbox SET payload = '{\"account\": \"y\"}' WHERE message_id \
             = 'wrong'",
             )
             .await;
-        assert_eq!(world.admin.act_on_messages("acme", "orders", &again).await.unwrap().changed, 2);
-        world.retry_until_settled(&host).await;
+        assert_eq!(
+            fixture.admin.act_on_messages("acme", "orders", &again).await.unwrap().changed,
+            2
+        );
+        fixture.retry_until_settled(&host).await;
         assert_eq!(states().await[1..3], ["wrong completed ", "behind completed "], "{ack}");
-        world.finish().await;
+        fixture.finish().await;
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use futures::future::join_all;
 use oncebox_control::{Functions, HostLimits, SCHEMA_NUMBER, Severity, schema};
 use oncebox_model::InboxError;
-use oncebox_tests::inbox::World;
+use oncebox_tests::inbox::InboxFixture;
 use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 
 /// The program of a release so many after this one.
@@ -52,23 +52,23 @@ async fn recorded(connection: &mut PgConnection) -> BTreeMap<String, String> {
 }
 
 /// Functions and record of a test's database.
-async fn state(world: &World) -> [BTreeMap<String, String>; 2] {
-    let mut connection = world.superuser().await;
+async fn state(fixture: &InboxFixture) -> [BTreeMap<String, String>; 2] {
+    let mut connection = fixture.superuser().await;
     let state = [functions(&mut connection).await, recorded(&mut connection).await];
     connection.close().await.unwrap();
     state
 }
 
 /// Start a program on the database.
-async fn start(world: &World, program: &Functions) -> Result<(), InboxError> {
-    schema::migrate_with(&world.superuser_options(), program).await.map(drop)
+async fn start(fixture: &InboxFixture, program: &Functions) -> Result<(), InboxError> {
+    schema::migrate_with(&fixture.superuser_options(), program).await.map(drop)
 }
 
 /// What could go wrong: a host of the release before, which starts later, puts its texts back.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_older_host_puts_no_older_text_back() {
-    let world = World::new().await;
-    world.tenant("acme", "").await;
+    let fixture = InboxFixture::new().await;
+    fixture.tenant("acme", "").await;
     let release = "oncebox_host.release";
     let mut newer = with(without(later(1), "oncebox.edit"), release, "RETURN FOUND", "RETURN NULL");
     newer.texts.push(
@@ -76,46 +76,46 @@ async fn an_older_host_puts_no_older_text_back() {
             RETURN 1; END $$;"
             .into(),
     );
-    let shipped = state(&world).await;
-    start(&world, &newer).await.unwrap();
-    let left = state(&world).await;
+    let shipped = state(&fixture).await;
+    start(&fixture, &newer).await.unwrap();
+    let left = state(&fixture).await;
     assert_ne!(left[0], shipped[0]);
-    start(&world, &Functions::of_this_program()).await.unwrap();
-    assert_eq!(state(&world).await, left, "the older host changed something");
+    start(&fixture, &Functions::of_this_program()).await.unwrap();
+    assert_eq!(state(&fixture).await, left, "the older host changed something");
     // Nor does its doctor print how to.
-    let findings = world.admin.doctor(HostLimits { connections_max: 8 }).await.unwrap();
+    let findings = fixture.admin.doctor(HostLimits { connections_max: 8 }).await.unwrap();
     let code: Vec<_> = findings.iter().filter(|finding| finding.check == "host_code").collect();
     assert!(
         matches!(code[..], [one] if one.severity == Severity::Unknown && one.sql.is_none()),
         "{code:#?}"
     );
     // The newer one has nothing to do when it starts again.
-    start(&world, &newer).await.unwrap();
-    assert_eq!(state(&world).await, left);
+    start(&fixture, &newer).await.unwrap();
+    assert_eq!(state(&fixture).await, left);
     // A release that differs in nothing but what it drops has superseded the others too.
-    start(&world, &without(newer.clone(), "oncebox.newer")).await.unwrap();
+    start(&fixture, &without(newer.clone(), "oncebox.newer")).await.unwrap();
     start(
-        &world,
+        &fixture,
         &without(Functions { schema_number: SCHEMA_NUMBER + 2, ..newer }, "oncebox.newer"),
     )
     .await
     .unwrap();
-    start(&world, &later(1)).await.unwrap();
-    assert!(!state(&world).await[0].keys().any(|name| name.contains("edit(")));
-    world.finish().await;
+    start(&fixture, &later(1)).await.unwrap();
+    assert!(!state(&fixture).await[0].keys().any(|name| name.contains("edit(")));
+    fixture.finish().await;
 }
 
 /// What could go wrong: a text was changed, by a program of the same number or by hand, and stays.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_changed_text_is_repaired_by_an_equal_program() {
-    let world = World::new().await;
-    world.tenant("acme", "").await;
-    let [shipped, _] = state(&world).await;
+    let fixture = InboxFixture::new().await;
+    fixture.tenant("acme", "").await;
+    let [shipped, _] = state(&fixture).await;
     let other = with(later(0), "oncebox_host.release", "RETURN FOUND", "RETURN NULL");
-    start(&world, &other).await.unwrap();
-    assert_ne!(state(&world).await[0], shipped);
-    start(&world, &later(0)).await.unwrap();
-    assert_eq!(state(&world).await[0], shipped);
+    start(&fixture, &other).await.unwrap();
+    assert_ne!(state(&fixture).await[0], shipped);
+    start(&fixture, &later(0)).await.unwrap();
+    assert_eq!(state(&fixture).await[0], shipped);
     for change in [
         "ALTER FUNCTION oncebox_host.claim SET search_path = public",
         "ALTER FUNCTION oncebox_host.claim SECURITY INVOKER",
@@ -128,22 +128,22 @@ async fn a_changed_text_is_repaired_by_an_equal_program() {
         "DROP FUNCTION oncebox.changed_since; CREATE FUNCTION oncebox.changed_since(p_row \
             oncebox.inbox, p_time timestamptz) RETURNS int LANGUAGE sql AS 'SELECT 1'",
     ] {
-        world.execute(change).await;
-        assert_ne!(state(&world).await[0], shipped, "{change}");
-        start(&world, &later(0)).await.unwrap();
-        assert_eq!(state(&world).await[0], shipped, "{change}");
+        fixture.execute(change).await;
+        assert_ne!(state(&fixture).await[0], shipped, "{change}");
+        start(&fixture, &later(0)).await.unwrap();
+        assert_eq!(state(&fixture).await[0], shipped, "{change}");
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a function gets another signature, and is there twice, or comes back open
 /// to everybody, or closed to the tenants, or with the rights of its caller.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_signature_replaces_the_function_with_its_privileges() {
-    let world = World::new().await;
-    world.tenant("acme", "").await;
+    let fixture = InboxFixture::new().await;
+    fixture.tenant("acme", "").await;
     let release = "oncebox_host.release";
-    let [shipped, _] = state(&world).await;
+    let [shipped, _] = state(&fixture).await;
     let rest = |functions: &BTreeMap<String, String>| -> BTreeMap<_, _> {
         functions.clone().into_iter().filter(|(name, _)| !name.contains(".release(")).collect()
     };
@@ -154,8 +154,8 @@ async fn another_signature_replaces_the_function_with_its_privileges() {
         ("p_delay_ms", "p_pause_ms"),
     ] {
         releases += 1;
-        start(&world, &with(later(releases), release, from, to)).await.unwrap();
-        let [functions, _] = state(&world).await;
+        start(&fixture, &with(later(releases), release, from, to)).await.unwrap();
+        let [functions, _] = state(&fixture).await;
         assert_eq!(functions.len(), shipped.len(), "{to}");
         assert_eq!(rest(&functions), rest(&shipped), "{to}");
         const SOUND: &str = "SELECT p.prosecdef AND p.proconfig @> ARRAY['search_path=pg_catalog, \
@@ -165,24 +165,24 @@ async fn another_signature_replaces_the_function_with_its_privileges() {
                 p.oid, 'EXECUTE')) = 1 \
             FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace \
             WHERE n.nspname = 'oncebox_host' AND p.proname = 'release'";
-        let is_sound: Vec<bool> = sqlx::query_scalar(SOUND).fetch_all(&world.pool).await.unwrap();
+        let is_sound: Vec<bool> = sqlx::query_scalar(SOUND).fetch_all(&fixture.pool).await.unwrap();
         assert_eq!(is_sound, [true], "{to}");
         // And back.
         releases += 1;
-        start(&world, &later(releases)).await.unwrap();
-        assert_eq!(state(&world).await[0], shipped, "{to}");
+        start(&fixture, &later(releases)).await.unwrap();
+        assert_eq!(state(&fixture).await[0], shipped, "{to}");
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a host ends in the middle, or PostgreSQL refuses one of the texts, and some
 /// functions are of one release and some of another.
 #[tokio::test(flavor = "multi_thread")]
 async fn functions_change_together_or_not_at_all() {
-    let world = World::new().await;
-    let tenant = world.tenant("acme", "CREATE TABLE item (id int PRIMARY KEY);").await;
-    assert!(world.admin.install_capture(&tenant).await.unwrap().is_empty());
-    let before = state(&world).await;
+    let fixture = InboxFixture::new().await;
+    let tenant = fixture.tenant("acme", "CREATE TABLE item (id int PRIMARY KEY);").await;
+    assert!(fixture.admin.install_capture(&tenant).await.unwrap().is_empty());
+    let before = state(&fixture).await;
     let changed = with(later(1), "oncebox.authorize", "'denied'", "'refused'");
     let mut broken = changed.clone();
     broken.texts.push(
@@ -193,38 +193,38 @@ async fn functions_change_together_or_not_at_all() {
     // The tenant's triggers need it.
     let needed = without(changed.clone(), "oncebox_host.capture_row");
     for program in [broken, needed] {
-        let refused = start(&world, &program).await.unwrap_err();
+        let refused = start(&fixture, &program).await.unwrap_err();
         assert!(matches!(refused, InboxError::Refused(_)), "{refused:?}");
-        assert_eq!(state(&world).await, before, "{refused}");
+        assert_eq!(state(&fixture).await, before, "{refused}");
     }
-    start(&world, &changed).await.unwrap();
-    let after = state(&world).await;
+    start(&fixture, &changed).await.unwrap();
+    let after = state(&fixture).await;
     assert!(after[0] != before[0] && after[0].len() == before[0].len());
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: hosts of two releases start at once, and which texts are left is chance.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_hosts_that_start_at_once_the_newest_leaves_its_texts() {
-    let world = World::new().await;
-    world.tenant("acme", "").await;
+    let fixture = InboxFixture::new().await;
+    fixture.tenant("acme", "").await;
     let newer = with(later(1), "oncebox_host.release", "RETURN FOUND", "RETURN NULL");
     let programs = [later(0), newer.clone(), later(0), newer.clone(), later(0)];
-    let started = join_all(programs.iter().map(|program| start(&world, program))).await;
+    let started = join_all(programs.iter().map(|program| start(&fixture, program))).await;
     assert!(started.iter().all(Result::is_ok), "{started:?}");
-    let left = state(&world).await;
-    start(&world, &newer).await.unwrap();
-    assert_eq!(state(&world).await, left, "the newest was not left");
-    world.finish().await;
+    let left = state(&fixture).await;
+    start(&fixture, &newer).await.unwrap();
+    assert_eq!(state(&fixture).await, left, "the newest was not left");
+    fixture.finish().await;
 }
 
 /// What could go wrong: the functions of a tenant's own database stay behind, or are put back by an
 /// older host.
 #[tokio::test(flavor = "multi_thread")]
 async fn functions_of_a_tenants_own_database_are_brought_up_to_date_too() {
-    let world = World::new().await;
-    let database = World::another_database().await;
-    let tenant = world.tenant_at("apart", &database, "").await;
+    let fixture = InboxFixture::new().await;
+    let database = InboxFixture::another_database().await;
+    let tenant = fixture.tenant_at("apart", &database, "").await;
     let options: PgConnectOptions = database.url().parse().unwrap();
     let mut connection = database.connect().await.unwrap();
     let shipped = functions(&mut connection).await;
@@ -232,14 +232,14 @@ async fn functions_of_a_tenants_own_database_are_brought_up_to_date_too() {
     let other = with(later(0), "oncebox_host.release", "RETURN FOUND", "RETURN NULL");
     schema::migrate_with(&options, &other).await.unwrap();
     assert_ne!(functions(&mut connection).await, shipped);
-    world.admin.prepare_place(&tenant).await.unwrap();
+    fixture.admin.prepare_place(&tenant).await.unwrap();
     assert_eq!(functions(&mut connection).await, shipped);
 
     let newer = Functions { schema_number: SCHEMA_NUMBER + 1, ..other };
     schema::migrate_with(&options, &newer).await.unwrap();
     let left = functions(&mut connection).await;
-    world.admin.prepare_place(&tenant).await.unwrap();
+    fixture.admin.prepare_place(&tenant).await.unwrap();
     assert_eq!(functions(&mut connection).await, left, "the older host changed something");
     connection.close().await.unwrap();
-    world.finish().await;
+    fixture.finish().await;
 }

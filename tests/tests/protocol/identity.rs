@@ -1,13 +1,13 @@
 //! What cannot be understood is kept where a person sees it, once, and holds nothing.
 
-use oncebox_tests::inbox::{World, deliver, record};
+use oncebox_tests::inbox::{InboxFixture, deliver, record};
 
 /// What could go wrong: a record without identity is dropped, gets a made-up one, blocks the
 /// partition, or is parked anew with every delivery. S0-037, S1-122, A8.
 #[tokio::test(flavor = "multi_thread")]
 async fn undecodable_records_are_parked_once_with_their_bytes() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
     let without_id = |offset| {
         let mut record = record(offset, "", "raw \0 bytes");
         record.headers = vec![("other".to_owned(), vec![0, 255])];
@@ -24,7 +24,7 @@ async fn undecodable_records_are_parked_once_with_their_bytes() {
     ];
     log.push(record(6, &"x".repeat(513), ""));
     for _ in 0..2 {
-        let errors = deliver(&world.host(&consumer), &log).await;
+        let errors = deliver(&fixture.host(&consumer), &log).await;
         assert!(errors.is_empty(), "{errors:?}");
     }
     for (id, reason) in [
@@ -35,53 +35,53 @@ async fn undecodable_records_are_parked_once_with_their_bytes() {
         ("undecodable:t:0:6", "undecodable: the message id is longer than 512 bytes"),
     ] {
         // S1-122.
-        assert_eq!(world.row(&consumer, id).await.state(), ("parked", Some(reason), 0));
+        assert_eq!(fixture.row(&consumer, id).await.state(), ("parked", Some(reason), 0));
     }
-    let detail = world.admin.inbox_show("acme", "orders", "undecodable:t:T1:0:0").await.unwrap();
+    let detail = fixture.admin.inbox_show("acme", "orders", "undecodable:t:T1:0:0").await.unwrap();
     assert_eq!(detail.payload.as_deref(), Some(&b"raw \0 bytes"[..]));
     assert_eq!(detail.headers, [("other".to_owned(), vec![0, 255])]);
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox").await, 6);
-    world.finish().await;
+    assert_eq!(fixture.number("SELECT count(*) FROM oncebox.inbox").await, 6);
+    fixture.finish().await;
 }
 
 /// What could go wrong: a topic that was deleted and made again, or another partition, is taken for
 /// what was there before, and its messages are lost as duplicates. A8 (a), S0-016, S3-008.
 #[tokio::test(flavor = "multi_thread")]
 async fn positions_of_another_topic_or_partition_are_other_messages() {
-    let world = World::new().await;
-    let consumer = world.simple("", "identity = { id = ['position'] }").await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "identity = { id = ['position'] }").await;
     for (topic_id, partition) in [("T1", 0), ("T2", 0), ("T2", 1)] {
         let mut record = record(0, "", "");
         record.topic_id = Some(topic_id.into());
         record.partition = partition;
         for _ in 0..2 {
-            deliver(&world.host(&consumer), std::slice::from_ref(&record)).await;
+            deliver(&fixture.host(&consumer), std::slice::from_ref(&record)).await;
         }
     }
     // S0-016, S2-018, S3-008.
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
         3
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a tombstone or an empty payload has no place, or the two are taken for one.
 /// A8 (d).
 #[tokio::test(flavor = "multi_thread")]
 async fn tombstones_are_messages() {
-    let world = World::new().await;
-    let consumer = world.simple("", "payload = 'all'").await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "payload = 'all'").await;
     let mut tombstone = record(0, "gone", "");
     tombstone.payload = None;
     let log = [tombstone, record(1, "empty", ""), record(2, "gone", "")];
-    deliver(&world.host(&consumer), &log).await;
-    let row = world.row(&consumer, "gone").await;
+    deliver(&fixture.host(&consumer), &log).await;
+    let row = fixture.row(&consumer, "gone").await;
     assert_eq!((row.status.as_str(), row.payload, row.payload_hash), ("completed", None, None));
-    assert_eq!(world.row(&consumer, "empty").await.payload.as_deref(), Some(&b""[..]));
+    assert_eq!(fixture.row(&consumer, "empty").await.payload.as_deref(), Some(&b""[..]));
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'collision'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'collision'").await,
         1
     );
-    world.finish().await;
+    fixture.finish().await;
 }

@@ -4,17 +4,20 @@ use chrono::{DateTime, Utc};
 use futures::future::join_all;
 use oncebox_control::{Cursor, Filter, HostLimits, Severity, schema};
 use oncebox_model::{MessageStatus, record::Record};
-use oncebox_tests::inbox::{Guest, World, deliver, drive, record, records, step, take};
+use oncebox_tests::inbox::{Guest, InboxFixture, deliver, drive, record, records, step, take};
 use sqlx::AssertSqlSafe;
 
 /// What could go wrong: a tool or a person looks for a column that one of the sources promises.
 /// S0-011, S1-023, S2-001, S2-003, S3-003, S4-006, S4-007, S1-022, S1-070.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_promised_columns_are_there() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
-    deliver(&world.host(&consumer), &[record(0, "done", "result 1"), record(1, "dead", "reject")])
-        .await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    deliver(
+        &fixture.host(&consumer),
+        &[record(0, "done", "result 1"), record(1, "dead", "reject")],
+    )
+    .await;
     for sql in [
         "SELECT consumer_id, message_id, topic, partition, \"offset\", key, ordering_key, payload, \
             headers, payload_hash, source, event_type, \
@@ -27,20 +30,20 @@ async fn the_promised_columns_are_there() {
         "SELECT message_id, reason, processed_at, last_error, payload FROM oncebox.dead_letter \
             WHERE consumer_name = 'orders' AND message_id = 'dead'",
     ] {
-        let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(&world.pool).await.unwrap();
+        let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(&fixture.pool).await.unwrap();
         // S0-011, S1-019, S1-022, S1-023, S2-001, S2-003, S3-003, S4-007.
         assert_eq!(rows.len(), 1, "`{sql}`");
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a bug of ours, or a hand in the database, makes a row that no rule covers.
 /// S0-012, S0-014, S1-025 to S1-030, S2-004.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_schema_refuses_impossible_rows() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
-    deliver(&world.host(&consumer), &records(["a"])).await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    deliver(&fixture.host(&consumer), &records(["a"])).await;
     for (set, constraint) in [
         ("status = 'finished', processed_at = NULL", "inbox_status_known"),
         ("processed_at = NULL", "inbox_settled_has_time"),
@@ -53,7 +56,7 @@ async fn the_schema_refuses_impossible_rows() {
         ("message_id = repeat('x', 601)", "inbox_message_id_length"),
     ] {
         let refused = sqlx::query(AssertSqlSafe(format!("UPDATE oncebox.inbox SET {set}")))
-            .execute(&world.pool)
+            .execute(&fixture.pool)
             .await
             .unwrap_err();
         // S0-014, S2-004.
@@ -64,20 +67,20 @@ async fn the_schema_refuses_impossible_rows() {
         );
     }
     let again = sqlx::query("INSERT INTO oncebox.inbox SELECT * FROM oncebox.inbox")
-        .execute(&world.pool)
+        .execute(&fixture.pool)
         .await
         .unwrap_err();
     // S0-012, S1-120.
     assert!(again.as_database_error().unwrap().is_unique_violation(), "{again}");
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a message that somebody looks for is not in the list, or on no page of it,
 /// or the filter is ignored. S1-070.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_is_found_by_whatever_is_known_of_it() {
-    let world = World::new().await;
-    let consumer = world.simple("", "no_route = 'park'").await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "no_route = 'park'").await;
     // Ids that a collation would put in another order than their bytes; all of a batch have one
     // time.
     let mut batch: Vec<_> = ["b", "B", "a", "Z", "_", "0"]
@@ -88,9 +91,9 @@ async fn a_message_is_found_by_whatever_is_known_of_it() {
     batch.push(record(6, "dead", "reject"));
     batch[0].key = Some(b"k1".to_vec());
     batch[1].key = Some(vec![0xff, 0x00]);
-    deliver(&world.host(&consumer), &batch).await;
-    world.execute("UPDATE oncebox.inbox SET received_at = '2026-01-31 12:00:00.000001+00'").await;
-    world
+    deliver(&fixture.host(&consumer), &batch).await;
+    fixture.execute("UPDATE oncebox.inbox SET received_at = '2026-01-31 12:00:00.000001+00'").await;
+    fixture
         .execute(
             "UPDATE oncebox.inbox SET received_at = '2026-01-31 13:00:00+00' WHERE \
         message_id IN ('a', 'dead')",
@@ -98,7 +101,7 @@ async fn a_message_is_found_by_whatever_is_known_of_it() {
         .await;
     let all = ["a", "dead", "0", "B", "Z", "_", "b"];
     let found = async |filter: Filter| -> Vec<String> {
-        let rows = world
+        let rows = fixture
             .admin
             .inbox_list(&Filter {
                 limit: if filter.limit == 0 { 50 } else { filter.limit },
@@ -139,7 +142,7 @@ async fn a_message_is_found_by_whatever_is_known_of_it() {
         // S0-042, S1-034, S1-070.
         assert_eq!(found(filter.clone()).await, expected, "{filter:?}");
     }
-    let error = world.row(&consumer, "dead").await.last_error.unwrap();
+    let error = fixture.row(&consumer, "dead").await.last_error.unwrap();
     assert_eq!(
         found(Filter { error: Some(error.to_uppercase()), ..Filter::default() }).await,
         ["dead"],
@@ -150,7 +153,7 @@ async fn a_message_is_found_by_whatever_is_known_of_it() {
     for limit in 1..=all.len() as i64 {
         let (mut paged, mut after) = (Vec::new(), None);
         loop {
-            let rows = world
+            let rows = fixture
                 .admin
                 .inbox_list(&Filter { limit, after: after.clone(), ..Filter::default() })
                 .await
@@ -164,7 +167,7 @@ async fn a_message_is_found_by_whatever_is_known_of_it() {
         }
         assert_eq!(paged, all, "pages of {limit}");
     }
-    deliver(&world.host(&consumer), &[Record { headers: Vec::new(), ..record(7, "", "") }]).await;
+    deliver(&fixture.host(&consumer), &[Record { headers: Vec::new(), ..record(7, "", "") }]).await;
     for (reason, count) in [("undecodable", 1), ("undecod", 0), ("undecodable:", 0), ("reject", 1)]
     {
         assert_eq!(
@@ -176,7 +179,7 @@ async fn a_message_is_found_by_whatever_is_known_of_it() {
     let behind_the_time =
         Cursor { received_at: at("2026-01-31T13:00:00Z").unwrap(), message_id: None };
     assert_eq!(found(Filter { after: Some(behind_the_time), ..Filter::default() }).await, all[2..]);
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a list reads a consumer's whole part of the inbox, for a page of fifty, and
@@ -184,8 +187,8 @@ async fn a_message_is_found_by_whatever_is_known_of_it() {
 /// is not all of it. S1-070.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_list_is_answered_from_an_index_or_asks_for_less() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
     let rows = |consumer_id: i32, ids: &str, status: &str, reason: &str, count: u32| {
         let times = if status == "completed" || status == "parked" { "now()" } else { "NULL" };
         format!(
@@ -198,15 +201,15 @@ async fn every_list_is_answered_from_an_index_or_asks_for_less() {
         )
     };
     let of_us = consumer.row.consumer_id;
-    world.execute(rows(of_us, "old", "completed", "NULL", 60_000)).await;
-    world.execute(rows(of_us, "left", "parked", "'park'", 30_000)).await;
+    fixture.execute(rows(of_us, "old", "completed", "NULL", 60_000)).await;
+    fixture.execute(rows(of_us, "left", "parked", "'park'", 30_000)).await;
     // Somebody else's are newer, and between ours.
-    let other = world.consumer(&consumer.tenant, "other", "").await;
-    world.execute(rows(other.row.consumer_id, "other", "completed", "NULL", 60_000)).await;
-    world
+    let other = fixture.consumer(&consumer.tenant, "other", "").await;
+    fixture.execute(rows(other.row.consumer_id, "other", "completed", "NULL", 60_000)).await;
+    fixture
         .execute("UPDATE oncebox.inbox SET event_type = 'rare' WHERE message_id = 'old59999'")
         .await;
-    world.execute("VACUUM ANALYZE").await;
+    fixture.execute("VACUUM ANALYZE").await;
     let text = |text: &str| Some(text.to_owned());
     let whose =
         Filter { tenant: text("acme"), consumer: text("orders"), limit: 50, ..Filter::default() };
@@ -233,26 +236,26 @@ async fn every_list_is_answered_from_an_index_or_asks_for_less() {
     ];
     for (what, filter) in &asked {
         assert_eq!(
-            world.admin.inbox_list(filter).await.unwrap().len(),
+            fixture.admin.inbox_list(filter).await.unwrap().len(),
             if what.contains("none") { 0 } else { 50 },
             "{what}"
         );
-        let (pages, plan) = pages_read(&world, filter).await;
+        let (pages, plan) = pages_read(&fixture, filter).await;
         println!("{what}: {pages} pages");
         assert!(pages < 600, "{what} reads {pages} pages:\n{plan}");
     }
     // It is the index that does it.
-    world.execute("DROP INDEX oncebox.inbox_newest").await;
-    let (pages, _) = pages_read(&world, &asked[0].1).await;
+    fixture.execute("DROP INDEX oncebox.inbox_newest").await;
+    let (pages, _) = pages_read(&fixture, &asked[0].1).await;
     assert!(pages > 1_000, "without the index it would read {pages} pages");
-    world
+    fixture
         .execute("CREATE INDEX inbox_newest ON oncebox.inbox ((consumer_id::bigint), received_at)")
         .await;
 
     // What no index knows is looked for among the newest only, and the answer says when that is not
     // all.
     let looked = async |filter: Filter| {
-        world
+        fixture
             .admin
             .inbox_list(&filter)
             .await
@@ -278,19 +281,19 @@ async fn every_list_is_answered_from_an_index_or_asks_for_less() {
         Ok(0),
         "a reason is looked for in open rows"
     );
-    let (pages, plan) = pages_read(&world, &rare).await;
+    let (pages, plan) = pages_read(&fixture, &rare).await;
     // A page is counted each time that a row on it is looked at.
     assert!(pages < 30_000, "{pages} pages:\n{plan}");
     // An export reads all of it.
-    let exported = world.admin.inbox_export("acme", "orders", &rare, false).await.unwrap();
+    let exported = fixture.admin.inbox_export("acme", "orders", &rare, false).await.unwrap();
     assert_eq!(exported.len(), 1);
-    world.execute("DELETE FROM oncebox.inbox").await;
-    world.finish().await;
+    fixture.execute("DELETE FROM oncebox.inbox").await;
+    fixture.finish().await;
 }
 
 /// Pages that a list reads, and its plan.
-async fn pages_read(world: &World, filter: &Filter) -> (u64, String) {
-    let plan = world.admin.inbox_list_plan(filter).await.unwrap();
+async fn pages_read(fixture: &InboxFixture, filter: &Filter) -> (u64, String) {
+    let plan = fixture.admin.inbox_list_plan(filter).await.unwrap();
     let all = plan
         .iter()
         .find_map(|line| line.trim().strip_prefix("Buffers: shared "))
@@ -315,16 +318,16 @@ const DUE: &str = "SELECT x.message_id FROM oncebox.inbox x WHERE x.consumer_id 
 /// message gets slower with each one before it. S0-013, S0-020, S1-024, S2-002, S3-004.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_inbox_is_read_by_index() {
-    let world = World::new().await;
-    let consumer = world.simple("", "retry = { attempts_max = 9 }").await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "retry = { attempts_max = 9 }").await;
+    let host = fixture.host(&consumer);
     // Sessions warm up on an empty inbox, when a plan that reads everything is as good as any.
     let mut partition = take(&host).await;
     for n in 0..20 {
         drive(&mut partition, &[record(n, &format!("warm{n}"), "")]).await;
         step(&host).await.unwrap();
     }
-    world
+    fixture
         .execute(format!(
             "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, \
         bucket, topic, partition, \"offset\", \
@@ -334,7 +337,7 @@ async fn a_full_inbox_is_read_by_index() {
             consumer.row.consumer_id
         ))
         .await;
-    world
+    fixture
         .execute(format!(
             "INSERT INTO {}.effect SELECT 'orders', 'old' || n, 1, 1 FROM generate_series(1, \
                 50000) n",
@@ -353,8 +356,8 @@ async fn a_full_inbox_is_read_by_index() {
         step(&host).await.unwrap();
     }
     // The same with plans made for the full table, by sessions that come now.
-    world.execute("ANALYZE").await;
-    let fresh = world.host(&consumer);
+    fixture.execute("ANALYZE").await;
+    let fresh = fixture.host(&consumer);
     for n in 0..10 {
         deliver(
             &fresh,
@@ -369,13 +372,13 @@ async fn a_full_inbox_is_read_by_index() {
     // Sessions report what they read when they end.
     partition.close().await;
     drop((host, fresh));
-    world
+    fixture
         .until(&format!(
             "SELECT count(*) = 0 FROM pg_stat_activity WHERE usename = '{}'",
             consumer.tenant.login
         ))
         .await;
-    let scanned = world
+    let scanned = fixture
         .number(
             "SELECT sum(seq_tup_read)::bigint FROM pg_stat_user_tables WHERE \
         relname LIKE 'inbox_7d%'",
@@ -387,7 +390,7 @@ async fn a_full_inbox_is_read_by_index() {
 
     let leaf: String =
         sqlx::query_scalar("SELECT DISTINCT tableoid::regclass::text FROM oncebox.inbox")
-            .fetch_one(&world.pool)
+            .fetch_one(&fixture.pool)
             .await
             .unwrap();
     let leaf = leaf.trim_start_matches("oncebox.");
@@ -410,7 +413,7 @@ async fn a_full_inbox_is_read_by_index() {
         (DUE, "consumer_id_next_attempt_at_offset_idx"),
     ] {
         let plan: Vec<String> = sqlx::query_scalar(AssertSqlSafe(format!("EXPLAIN {sql}")))
-            .fetch_all(&world.pool)
+            .fetch_all(&fixture.pool)
             .await
             .unwrap();
         let plan = plan.join("\n");
@@ -422,7 +425,7 @@ async fn a_full_inbox_is_read_by_index() {
         assert!(by_index && !plan.contains(&format!("Seq Scan on {leaf} ")), "`{sql}`:\n{plan}");
     }
     // However much is due, the next one is found at the head of an index.
-    world
+    fixture
         .execute(format!(
             "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, \
                 partition, \"offset\", \
@@ -432,40 +435,40 @@ async fn a_full_inbox_is_read_by_index() {
             consumer.row.consumer_id
         ))
         .await;
-    world.execute("ANALYZE").await;
+    fixture.execute("ANALYZE").await;
     let plan: Vec<String> = sqlx::query_scalar(AssertSqlSafe(format!("EXPLAIN {DUE}")))
-        .fetch_all(&world.pool)
+        .fetch_all(&fixture.pool)
         .await
         .unwrap();
     assert!(!plan.join("\n").contains("Sort  ("), "{plan:?}");
     let brin = "SELECT count(*) FROM pg_indexes WHERE tablename = 'inbox' AND indexdef LIKE \
         '%USING brin (processed_at)%completed%'";
-    assert_eq!(world.number(brin).await, 1);
-    world.finish().await;
+    assert_eq!(fixture.number(brin).await, 1);
+    fixture.finish().await;
 }
 
 /// What could go wrong: a second host that starts migrates or makes partitions at the same time, or
 /// what a repetition does stops claims. S0-028, S2-016.
 #[tokio::test(flavor = "multi_thread")]
 async fn preparing_the_database_can_be_repeated_while_messages_flow() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
-    world
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    fixture
         .execute(
             "DO $$ DECLARE t text; BEGIN FOR t IN SELECT relname FROM pg_class WHERE relname \
         ~ '^inbox_.*_[0-9]{14}$' AND relkind = 'r' LOOP \
         EXECUTE 'DROP TABLE oncebox.' || t; END LOOP; END $$",
         )
         .await;
-    let host = world.host(&consumer);
+    let host = fixture.host(&consumer);
     let flowing = tokio::spawn(async move {
         let ids: Vec<_> = (0..200).map(|n| format!("m{n}")).collect();
         // Without a partition a claim fails; that is the host's trouble, and nothing is parked.
         deliver(&host, &records(ids.iter().map(String::as_str))).await.len()
     });
-    let superuser = world.superuser_options();
+    let superuser = fixture.superuser_options();
     let preparing = (0..4).map(async |_| {
-        (schema::migrate(&superuser).await, schema::ensure_partitions(&world.pool).await)
+        (schema::migrate(&superuser).await, schema::ensure_partitions(&fixture.pool).await)
     });
     let mut made = 0;
     for (open, partitions) in join_all(preparing).await {
@@ -474,13 +477,13 @@ async fn preparing_the_database_can_be_repeated_while_messages_flow() {
     }
     // S0-028.
     assert!(made >= 3, "{made} partitions for the present bucket and two ahead");
-    assert_eq!(schema::ensure_partitions(&world.pool).await.unwrap(), 0);
+    assert_eq!(schema::ensure_partitions(&fixture.pool).await.unwrap(), 0);
     flowing.await.unwrap();
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
         200
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: sessions plan their first claims over the partitions of classes that nobody
@@ -491,47 +494,47 @@ async fn a_retention_class_has_partitions_once_a_consumer_has_it() {
     const COUNTS: &str = "SELECT ARRAY(SELECT count(i.inhrelid) FROM oncebox.retention_class r \
         LEFT JOIN pg_inherits i ON i.inhparent = ('oncebox.inbox_' || r.name)::regclass GROUP BY \
         r.retention_class ORDER BY r.retention_class)";
-    let (world, database) = (World::new().await, World::another_database().await);
+    let (fixture, database) = (InboxFixture::new().await, InboxFixture::another_database().await);
     let counts = async |pool: &sqlx::PgPool| {
         sqlx::query_scalar::<_, Vec<i64>>(COUNTS).fetch_one(pool).await.unwrap()
     };
     let (here, there) =
-        (world.tenant("here", "").await, world.tenant_at("there", &database, "").await);
-    let there_pool = world.admin.place(&there).unwrap().pool;
+        (fixture.tenant("here", "").await, fixture.tenant_at("there", &database, "").await);
+    let there_pool = fixture.admin.place(&there).unwrap().pool;
     assert_eq!(
-        [counts(&world.pool).await, counts(&there_pool).await],
+        [counts(&fixture.pool).await, counts(&there_pool).await],
         [[3, 0, 0, 0], [3, 0, 0, 0]]
     );
 
     let (month, ever) = (
-        world.consumer(&here, "month", "retention = '30d'").await,
-        world.consumer(&there, "ever", "retention = 'permanent'").await,
+        fixture.consumer(&here, "month", "retention = '30d'").await,
+        fixture.consumer(&there, "ever", "retention = 'permanent'").await,
     );
     // S3-016.
-    assert_eq!(counts(&world.pool).await, [3, 3, 0, 3]);
-    world.admin.mirror(&there).await.unwrap();
+    assert_eq!(counts(&fixture.pool).await, [3, 3, 0, 3]);
+    fixture.admin.mirror(&there).await.unwrap();
     assert_eq!(
         counts(&there_pool).await,
         [3, 0, 0, 3],
         "what consumers of other tenants have is not made there"
     );
     for consumer in [&month, &ever] {
-        assert!(deliver(&world.host(consumer), &records(["a", "b"])).await.is_empty());
+        assert!(deliver(&fixture.host(consumer), &records(["a", "b"])).await.is_empty());
     }
-    assert_eq!(world.effects(&month, "a").await, 1);
+    assert_eq!(fixture.effects(&month, "a").await, 1);
 
     // What time uses up is made again, of the classes in use alone.
-    world
+    fixture
         .execute(
             "DO $$ DECLARE t text; BEGIN FOR t IN SELECT relname FROM pg_class WHERE relname ~ \
                 '^inbox_(7d|1y|permanent)_[0-9]{14}$' \
         AND relkind = 'r' LOOP EXECUTE 'DROP TABLE oncebox.' || t; END LOOP; END $$",
         )
         .await;
-    assert_eq!(schema::ensure_partitions(&world.pool).await.unwrap(), 3);
-    assert_eq!(counts(&world.pool).await, [0, 3, 0, 3]);
+    assert_eq!(schema::ensure_partitions(&fixture.pool).await.unwrap(), 3);
+    assert_eq!(counts(&fixture.pool).await, [0, 3, 0, 3]);
     assert!(
-        world
+        fixture
             .admin
             .doctor(HostLimits { connections_max: 32 })
             .await
@@ -539,16 +542,16 @@ async fn a_retention_class_has_partitions_once_a_consumer_has_it() {
             .iter()
             .all(|finding| finding.check != "partitions" || finding.severity == Severity::Ok)
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: the plan of a claim is made while a partition is new and empty, and reads
 /// all of it for every message once it has filled, until someone analyzes it. S0-020.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_touches_a_few_pages_however_full_a_new_partition_is() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
-    let mut guest = Guest::connect(&world, &consumer).await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let mut guest = Guest::connect(&fixture, &consumer).await;
     let mut claim = async |ids: &[&str]| {
         guest.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await.unwrap();
         let pages = guest.claim_and_count_pages(ids).await.unwrap();
@@ -560,7 +563,7 @@ async fn a_claim_touches_a_few_pages_however_full_a_new_partition_is() {
         claim(&["a", "b", "c"]).await;
     }
     let empty = claim(&["a", "b", "c"]).await;
-    world
+    fixture
         .execute(format!(
             "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, \
                 partition, \"offset\", \
@@ -573,6 +576,6 @@ async fn a_claim_touches_a_few_pages_however_full_a_new_partition_is() {
     let full = claim(&["a", "b", "m77"]).await;
     // S0-020.
     assert!(full < empty + 60, "three messages cost {full} pages among 20,000, {empty} among none");
-    world.execute("DELETE FROM oncebox.inbox").await;
-    world.finish().await;
+    fixture.execute("DELETE FROM oncebox.inbox").await;
+    fixture.finish().await;
 }

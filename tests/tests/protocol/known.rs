@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use oncebox_control::{Action, BulkAction, Filter};
 use oncebox_inbox::{PartitionInbox, SessionSettings};
 use oncebox_model::record::Record;
-use oncebox_tests::inbox::{Row, TestConsumer, World, deliver, drive, record, step};
+use oncebox_tests::inbox::{InboxFixture, Row, TestConsumer, deliver, drive, record, step};
 
 const STATES: [&str; 9] = [
     "completed",
@@ -24,8 +24,8 @@ fn keyed(offset: i64, id: &str, key: &str, script: &str) -> Record {
 }
 
 /// The row as it is read at any time.
-async fn row(world: &World, consumer: &TestConsumer, id: &str) -> Row {
-    Row { due_in_ms: None, ..world.row(consumer, id).await }
+async fn row(fixture: &InboxFixture, consumer: &TestConsumer, id: &str) -> Row {
+    Row { due_in_ms: None, ..fixture.row(consumer, id).await }
 }
 
 /// What could go wrong: a delivery of a message that is known is taken for an error, waits, runs,
@@ -37,19 +37,19 @@ async fn a_delivery_of_what_is_known_is_acked_whatever_its_state() {
         WHERE conname = 'inbox_status_known' AND conrelid = 'oncebox.inbox'::regclass";
     let mut tried = BTreeSet::new();
     for ack in ["after_commit", "after_insert"] {
-        let world = World::new().await;
+        let fixture = InboxFixture::new().await;
         let policy = format!(
             "ack = '{ack}'\norder = 'key'\nno_route = 'skip'\nlimits = {{ deadline_ms = 600000 }}\n\
              retry = {{ lease_ms = 700000, backoff_min_ms = 600000, backoff_max_ms = 600000, \
              jitter = 'none' }}"
         );
-        let consumer = world.simple("", &policy).await;
+        let consumer = fixture.simple("", &policy).await;
         // The one that is under way stays so while the others come again.
         let settings = SessionSettings {
             idle_in_transaction_timeout_ms: 600_000,
             ..SessionSettings::default()
         };
-        let host = world.host_with(&consumer, world.scripts(), &settings);
+        let host = fixture.host_with(&consumer, fixture.scripts(), &settings);
         let mut unrouted = keyed(6, "unrouted", "f", "");
         unrouted.headers.push(("type".to_owned(), b"nobody".to_vec()));
         let log = [
@@ -77,7 +77,7 @@ async fn a_delivery_of_what_is_known_is_acked_whatever_its_state() {
             limit: 1,
         };
         assert_eq!(
-            world.admin.act_on_messages("acme", "orders", &discard).await.unwrap().changed,
+            fixture.admin.act_on_messages("acme", "orders", &discard).await.unwrap().changed,
             1
         );
         let worker = (ack == "after_insert").then(|| {
@@ -85,7 +85,7 @@ async fn a_delivery_of_what_is_known_is_acked_whatever_its_state() {
             tokio::spawn(async move { step(&host).await })
         });
         if worker.is_some() {
-            world.control.gate("g").reached(1).await;
+            fixture.control.gate("g").reached(1).await;
         }
 
         let mut again = log.to_vec();
@@ -94,33 +94,36 @@ async fn a_delivery_of_what_is_known_is_acked_whatever_its_state() {
         }
         for record in &again {
             let id = String::from_utf8(record.header("id").unwrap().to_vec()).unwrap();
-            let (before, runs) = (row(&world, &consumer, &id).await, world.control.runs(&id).len());
+            let (before, runs) =
+                (row(&fixture, &consumer, &id).await, fixture.control.runs(&id).len());
             for _ in 0..2 {
                 assert!(
-                    deliver(&world.host(&consumer), std::slice::from_ref(record)).await.is_empty(),
+                    deliver(&fixture.host(&consumer), std::slice::from_ref(record))
+                        .await
+                        .is_empty(),
                     "{ack}: `{id}` is {}",
                     before.status
                 );
             }
             // S0-019: acked, and nothing happened.
             assert_eq!(
-                (row(&world, &consumer, &id).await, world.control.runs(&id).len()),
+                (row(&fixture, &consumer, &id).await, fixture.control.runs(&id).len()),
                 (before.clone(), runs),
                 "{ack}: `{id}`"
             );
             tried.insert(before.status);
         }
-        assert_eq!(world.rows().await.len(), again.len());
+        assert_eq!(fixture.rows().await.len(), again.len());
         if let Some(worker) = worker {
-            world.control.gate("g").open();
+            fixture.control.gate("g").open();
             assert_eq!(worker.await.unwrap().unwrap(), 1);
         } else {
             let mut defined: Vec<String> =
-                sqlx::query_scalar(DEFINED).fetch_all(&world.pool).await.unwrap();
+                sqlx::query_scalar(DEFINED).fetch_all(&fixture.pool).await.unwrap();
             defined.sort();
             assert_eq!(defined, STATES, "a state that is not tried here");
         }
-        world.finish().await;
+        fixture.finish().await;
     }
     assert_eq!(tried.iter().map(String::as_str).collect::<Vec<_>>(), STATES);
 }
@@ -130,11 +133,11 @@ async fn a_delivery_of_what_is_known_is_acked_whatever_its_state() {
 /// and its payload differ.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_comes_by_another_way_is_the_same() {
-    let world = World::new().await;
-    let consumer = world.simple("", "topics = ['t', 't.retry', 'backfill']").await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "topics = ['t', 't.retry', 'backfill']").await;
     let first = record(0, "a", "result 1");
-    deliver(&world.host(&consumer), std::slice::from_ref(&first)).await;
-    let before = row(&world, &consumer, "a").await;
+    deliver(&fixture.host(&consumer), std::slice::from_ref(&first)).await;
+    let before = row(&fixture, &consumer, "a").await;
     for (topic, partition, offset, header) in [
         ("t.retry", 0, 0, "retry-attempt"),
         ("t.retry", 3, 77, "retry-attempt"),
@@ -150,16 +153,16 @@ async fn a_message_that_comes_by_another_way_is_the_same() {
         };
         again.headers.push((header.to_owned(), b"1".to_vec()));
         let mut taken =
-            PartitionInbox::open(world.host(&consumer), topic, partition, offset).await.unwrap();
+            PartitionInbox::open(fixture.host(&consumer), topic, partition, offset).await.unwrap();
         assert!(drive(&mut taken, &[again]).await.is_empty());
         taken.close().await;
         // S1-001 (retry topic, manual backfill).
         assert_eq!(
-            (row(&world, &consumer, "a").await, world.control.runs("a").len()),
+            (row(&fixture, &consumer, "a").await, fixture.control.runs("a").len()),
             (before.clone(), 1),
             "{topic}"
         );
     }
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox").await, 1);
-    world.finish().await;
+    assert_eq!(fixture.number("SELECT count(*) FROM oncebox.inbox").await, 1);
+    fixture.finish().await;
 }

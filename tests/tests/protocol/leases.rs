@@ -14,10 +14,10 @@ use oncebox_inbox::{ConsumerInbox, SessionSettings, retry};
 use oncebox_model::{InboxError, handler::DeliveryKind, record::Record};
 use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::{
-    host::{Options, Scenario},
+    host::{HostFixture, Options},
     inbox::{
-        DEADLINE, Guest, PlainHandlers, Script, TestConsumer, World, code, deliver, drive, open,
-        record, records, step, take,
+        DEADLINE, Guest, InboxFixture, PlainHandlers, Script, TestConsumer, code, deliver, drive,
+        open, record, records, step, take,
     },
     load::{Load, Work},
 };
@@ -37,10 +37,10 @@ const QUICK: &str = "retry = { backoff_min_ms = 1, backoff_max_ms = 1 }";
 /// after it, or is never run. S1-064 to S1-069, S1-071, S0-005, S0-006, S0-049, S2-005.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_insert_stores_first_and_workers_run() {
-    let world = World::new().await;
+    let fixture = InboxFixture::new().await;
     let consumer =
-        world.simple("", &format!("ack = 'after_insert'\npayload = 'none'\n{QUICK}")).await;
-    let host = world.host(&consumer);
+        fixture.simple("", &format!("ack = 'after_insert'\npayload = 'none'\n{QUICK}")).await;
+    let host = fixture.host(&consumer);
     let mut log: Vec<_> = (0..30).map(|n| record(n, &format!("m{n}"), "result 1")).collect();
     log.push(record(30, "again", "before 3 trap"));
     log.push(record(31, "rejected", "reject"));
@@ -48,7 +48,7 @@ async fn after_insert_stores_first_and_workers_run() {
     deliver(&host, &log).await;
     // S0-005, S0-049, S1-025, S1-034, S1-071.
     assert_eq!(
-        world
+        fixture
             .number(
                 "SELECT count(*) FROM oncebox.inbox WHERE status = 'received' AND payload IS \
             NOT NULL AND attempts = 0"
@@ -56,11 +56,11 @@ async fn after_insert_stores_first_and_workers_run() {
             .await,
         32
     );
-    assert!(world.control.runs("m0").is_empty(), "it ran before the ack");
+    assert!(fixture.control.runs("m0").is_empty(), "it ran before the ack");
     let stop = CancellationToken::new();
     let workers: Vec<_> =
-        (0..3).map(|_| tokio::spawn(retry::work(world.host(&consumer), stop.clone()))).collect();
-    world
+        (0..3).map(|_| tokio::spawn(retry::work(fixture.host(&consumer), stop.clone()))).collect();
+    fixture
         .until(
             "SELECT count(*) = 0 FROM oncebox.inbox WHERE status IN ('received', \
         'in_progress', 'failed_retryable')",
@@ -70,7 +70,7 @@ async fn after_insert_stores_first_and_workers_run() {
     for worker in workers {
         worker.await.unwrap();
     }
-    let row = world.row(&consumer, "m0").await;
+    let row = fixture.row(&consumer, "m0").await;
     // S1-069.
     assert_eq!(
         (row.state(), row.epoch, row.processed, row.leased),
@@ -81,88 +81,88 @@ async fn after_insert_stores_first_and_workers_run() {
         (Some(serde_json::json!(1)), None, Some(1))
     );
     assert_eq!(
-        world.control.runs("m0").iter().map(|ran| ran.kind).collect::<Vec<_>>(),
+        fixture.control.runs("m0").iter().map(|ran| ran.kind).collect::<Vec<_>>(),
         [DeliveryKind::Retry]
     );
-    assert_eq!(world.row(&consumer, "again").await.state(), ("completed", None, 3));
+    assert_eq!(fixture.row(&consumer, "again").await.state(), ("completed", None, 3));
     assert_eq!(
-        world.row(&consumer, "rejected").await.state(),
+        fixture.row(&consumer, "rejected").await.state(),
         ("failed_terminal", Some("reject"), 1)
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: an attempt that kills the process is not counted, since the count dies with
 /// it. S1-010, S1-026, S0-006.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_is_committed_before_it_runs() {
-    let world = World::new().await;
-    let consumer = world.simple("", "ack = 'after_insert'").await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "ack = 'after_insert'").await;
+    let host = fixture.host(&consumer);
     deliver(&host, &[record(0, "a", "gate g")]).await;
     let worker = tokio::spawn(async move { step(&host).await });
-    world.control.gate("g").reached(1).await;
-    let row = world.row(&consumer, "a").await;
+    fixture.control.gate("g").reached(1).await;
+    let row = fixture.row(&consumer, "a").await;
     // S1-010, S1-026, S1-064.
     assert_eq!((row.state(), row.epoch, row.leased), (("in_progress", None, 1), 1, true));
     // S0-006.
     const OWNED: &str =
         "SELECT count(*) FROM oncebox.inbox WHERE locked_by LIKE 'host-%' AND locked_until > now()";
-    assert_eq!(world.number(OWNED).await, 1, "whoever runs it is named, and for how long");
-    world.control.gate("g").open();
+    assert_eq!(fixture.number(OWNED).await, 1, "whoever runs it is named, and for how long");
+    fixture.control.gate("g").open();
     assert_eq!(worker.await.unwrap().unwrap(), 1);
-    world.finish().await;
+    fixture.finish().await;
 }
 
-async fn expired(world: &World) {
-    world.until("SELECT count(*) > 0 FROM oncebox.inbox WHERE locked_until < now()").await;
+async fn expired(fixture: &InboxFixture) {
+    fixture.until("SELECT count(*) > 0 FROM oncebox.inbox WHERE locked_until < now()").await;
 }
 
 /// What could go wrong: a message whose worker died stays in progress for ever, or is run for ever
 /// although it kills each worker. S1-112, S1-066, S0-031, D3.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_expired_lease_is_taken_over_and_the_third_crash_parks() {
-    let world = World::new().await;
-    let consumer = world.simple("", "ack = 'after_insert'").await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "ack = 'after_insert'").await;
+    let host = fixture.host(&consumer);
     deliver(&host, &records(["once", "kills"])).await;
-    let mut dying = Guest::connect(&world, &consumer).await;
+    let mut dying = Guest::connect(&fixture, &consumer).await;
     // Both were leased when the process died; from then on they run alone.
     assert_eq!(dying.lease(50).await.unwrap().len(), 2);
-    expired(&world).await;
+    expired(&fixture).await;
     assert_eq!(step(&host).await.unwrap(), 1);
-    let row = world.row(&consumer, "once").await;
+    let row = fixture.row(&consumer, "once").await;
     // S0-031, S1-066, S1-112.
     assert_eq!((row.state(), row.crashes, row.epoch), (("completed", None, 2), 1, 2));
     for crash in 1..=2 {
         assert_eq!(dying.lease(50).await.unwrap(), [("kills".to_owned(), crash + 1)]);
-        expired(&world).await;
+        expired(&fixture).await;
     }
     assert_eq!(step(&host).await.unwrap(), 0);
-    let row = world.row(&consumer, "kills").await;
+    let row = fixture.row(&consumer, "kills").await;
     assert_eq!(
         (row.state(), row.crashes, row.processed),
         (("parked", Some("crashed"), 3), 3, true)
     );
     assert!(row.payload.is_some() && row.last_error.unwrap().contains("died"));
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a lease that runs out while its worker still works lets a second one run
 /// beside it. S0-002, A9.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_live_transaction_is_left_alone_after_its_lease() {
-    let world = World::new().await;
-    let mut consumer = world.simple("", "ack = 'after_insert'").await;
+    let fixture = InboxFixture::new().await;
+    let mut consumer = fixture.simple("", "ack = 'after_insert'").await;
     // Shorter than the deadline, which a policy may not say.
     consumer.policy.retry.lease_ms = 50;
     consumer.policy.limits.deadline_ms = 40;
-    let other = world.host(&consumer);
+    let other = fixture.host(&consumer);
     consumer.policy.limits.deadline_ms = 20_000;
     consumer.policy.retry.lease_ms = 20_050;
-    let slow = world.host(&consumer);
+    let slow = fixture.host(&consumer);
     deliver(&slow, &[record(0, "a", "gate g")]).await;
-    world
+    fixture
         .execute(
             "CREATE FUNCTION soon() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
         NEW.locked_until = now() + interval '50 ms'; RETURN NEW; END $$; \
@@ -172,102 +172,102 @@ async fn a_live_transaction_is_left_alone_after_its_lease() {
         )
         .await;
     let worker = tokio::spawn(async move { step(&slow).await });
-    world.control.gate("g").reached(1).await;
-    expired(&world).await;
+    fixture.control.gate("g").reached(1).await;
+    expired(&fixture).await;
     for _ in 0..3 {
         // S0-002.
         assert_eq!(step(&other).await.unwrap(), 0);
     }
-    world.control.gate("g").open();
+    fixture.control.gate("g").open();
     assert_eq!(worker.await.unwrap().unwrap(), 1);
-    let row = world.row(&consumer, "a").await;
+    let row = fixture.row(&consumer, "a").await;
     assert_eq!((row.state(), row.crashes), (("completed", None, 1), 0));
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a worker that slept through its lease writes over what its successor did.
 /// S0-002, S2-011, A9.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_old_epoch_can_neither_resume_nor_complete() {
-    let world = World::new().await;
-    let consumer = world.simple("", "ack = 'after_insert'").await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "ack = 'after_insert'").await;
+    let host = fixture.host(&consumer);
     deliver(&host, &records(["a", "b"])).await;
-    let mut slow = Guest::connect(&world, &consumer).await;
+    let mut slow = Guest::connect(&fixture, &consumer).await;
     let leased = slow.lease(50).await.unwrap();
     assert_eq!(leased, [("a".to_owned(), 1), ("b".to_owned(), 1)]);
-    expired(&world).await;
+    expired(&fixture).await;
     assert_eq!(step(&host).await.unwrap(), 1);
-    let mut late = Guest::begin(&world, &consumer).await;
+    let mut late = Guest::begin(&fixture, &consumer).await;
     // S2-011.
     assert!(!late.resume("a", 1).await.unwrap(), "it is completed");
     assert_eq!(code(&late.complete(&[], &["a"]).await.unwrap_err()), "OB002");
     drop(late);
-    let mut slow = Guest::begin(&world, &consumer).await;
+    let mut slow = Guest::begin(&fixture, &consumer).await;
     assert!(slow.resume("b", 1).await.unwrap(), "nobody has taken it over yet");
     // While it works it has the row; the completed neighbour is not its own.
     assert_eq!(step(&host).await.unwrap(), 0);
     assert_eq!(code(&slow.complete(&[], &["a"]).await.unwrap_err()), "OB003");
     drop(slow);
-    world
+    fixture
         .until(
             "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() \
             AND state LIKE 'idle in transaction%')",
         )
         .await;
-    let mut slow = Guest::begin(&world, &consumer).await;
-    let mut successor = Guest::connect(&world, &consumer).await;
+    let mut slow = Guest::begin(&fixture, &consumer).await;
+    let mut successor = Guest::connect(&fixture, &consumer).await;
     assert_eq!(successor.lease(50).await.unwrap(), [("b".to_owned(), 2)]);
     assert!(!slow.resume("b", 1).await.unwrap(), "a successor has leased it");
     drop((slow, successor));
-    world.retry_until_settled(&host).await;
-    world.finish().await;
+    fixture.retry_until_settled(&host).await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a duplicate from the broker runs beside a retry, or waits for it. S2-012.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_duplicate_that_races_a_retry_is_settled_at_once() {
-    let world = World::new().await;
-    let consumer = world.simple("", QUICK).await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", QUICK).await;
+    let host = fixture.host(&consumer);
     let log = [record(0, "a", "before 2 retry 0\ngate g")];
     deliver(&host, &log).await;
     let worker = tokio::spawn(async move { while step(&host).await.unwrap() == 0 {} });
-    world.control.gate("g").reached(1).await;
-    assert!(deliver(&world.host(&consumer), &log).await.is_empty());
+    fixture.control.gate("g").reached(1).await;
+    assert!(deliver(&fixture.host(&consumer), &log).await.is_empty());
     // S0-019, S2-012.
     assert_eq!(
-        world.row(&consumer, "a").await.status,
+        fixture.row(&consumer, "a").await.status,
         "in_progress",
         "the duplicate waited for the retry"
     );
-    world.control.gate("g").open();
+    fixture.control.gate("g").open();
     worker.await.unwrap();
-    assert_eq!(world.row(&consumer, "a").await.state(), ("completed", None, 2));
-    world.finish().await;
+    assert_eq!(fixture.row(&consumer, "a").await.state(), ("completed", None, 2));
+    fixture.finish().await;
 }
 
 /// What could go wrong: two workers get the same row, or wait for each other. S1-065, S2-009.
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_share_what_is_due() {
-    let world = World::new().await;
-    let consumer = world.simple("", "ack = 'after_insert'").await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "ack = 'after_insert'").await;
     let log: Vec<_> = (0..100).map(|n| record(n, &format!("m{n}"), "")).collect();
-    deliver(&world.host(&consumer), &log).await;
+    deliver(&fixture.host(&consumer), &log).await;
     let stop = CancellationToken::new();
     let workers: Vec<_> =
-        (0..6).map(|_| tokio::spawn(retry::work(world.host(&consumer), stop.clone()))).collect();
-    world.until("SELECT count(*) = 100 FROM oncebox.inbox WHERE status = 'completed'").await;
+        (0..6).map(|_| tokio::spawn(retry::work(fixture.host(&consumer), stop.clone()))).collect();
+    fixture.until("SELECT count(*) = 100 FROM oncebox.inbox WHERE status = 'completed'").await;
     stop.cancel();
     for worker in workers {
         worker.await.unwrap();
     }
     for n in 0..100 {
         // S0-049, S1-034, S1-065, S2-009.
-        assert_eq!(world.control.runs(&format!("m{n}")).len(), 1);
+        assert_eq!(fixture.control.runs(&format!("m{n}")).len(), 1);
     }
     assert_eq!(
-        world
+        fixture
             .number(
                 "SELECT count(*) FROM oncebox.inbox WHERE attempts = 1 AND crashes = 0 \
         AND epoch = 1"
@@ -275,32 +275,32 @@ async fn workers_share_what_is_due() {
             .await,
         100
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: the host's trouble, or its end, uses up attempts of messages that never
 /// ran. D3.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_given_back_costs_no_attempt() {
-    let world = World::new().await;
-    let consumer = world.simple("", "ack = 'after_insert'").await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "ack = 'after_insert'").await;
+    let host = fixture.host(&consumer);
     deliver(&host, &records(["a", "b", "c"])).await;
     let unused = "SELECT count(*) FROM oncebox.inbox WHERE status = 'received' AND attempts = 0 \
         AND crashes = 0";
     let stopped = CancellationToken::new();
     stopped.cancel();
     assert_eq!(retry::step(&host, &stopped).await.unwrap(), 1);
-    assert_eq!(world.number(unused).await, 3);
-    world.execute("UPDATE oncebox.consumer SET generation = 5, generation_required = 5").await;
+    assert_eq!(fixture.number(unused).await, 3);
+    fixture.execute("UPDATE oncebox.consumer SET generation = 5, generation_required = 5").await;
     let error = step(&host).await.unwrap_err();
     assert!(matches!(error, InboxError::StaleDeployments), "{error}");
-    assert_eq!(world.number(unused).await, 3);
-    let handler = Script::version(world.control.clone(), 7);
+    assert_eq!(fixture.number(unused).await, 3);
+    let handler = Script::version(fixture.control.clone(), 7);
     host.set_handlers(PlainHandlers::resolving(5, move |_| Some(handler.clone())));
-    world.retry_until_settled(&host).await;
+    fixture.retry_until_settled(&host).await;
     assert_eq!(
-        world
+        fixture
             .number(
                 "SELECT count(*) FROM oncebox.inbox WHERE status = 'completed' AND \
         attempts = 1 AND version_id = 7"
@@ -308,21 +308,21 @@ async fn a_lease_given_back_costs_no_attempt() {
             .await,
         3
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: the process dies, and messages that only waited beside the one that ran
 /// lose an attempt, or are taken for the cause. S1-010.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_holds_one_message() {
-    let world = World::new().await;
-    let consumer = world.simple("", "ack = 'after_insert'").await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "ack = 'after_insert'").await;
+    let host = fixture.host(&consumer);
     deliver(&host, &records(["a", "b", "c"])).await;
     assert_eq!(step(&host).await.unwrap(), 1);
     // S1-010.
     assert_eq!(
-        world
+        fixture
             .number(
                 "SELECT count(*) FROM oncebox.inbox WHERE status = 'received' AND \
         attempts = 0 AND epoch = 0"
@@ -330,23 +330,23 @@ async fn a_lease_holds_one_message() {
             .await,
         2
     );
-    world.retry_until_settled(&host).await;
-    world.finish().await;
+    fixture.retry_until_settled(&host).await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: after a crash the message that caused it runs in a batch again, and the
 /// process dies again, for ever. D3.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_start_at_one_offset_is_careful() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let host = fixture.host(&consumer);
     let log: Vec<_> = (10..80).map(|n| record(n, &format!("m{n}"), "")).collect();
     drop(open(&host, 10).await);
     let mut partition = open(&host, 10).await;
     drive(&mut partition, &log).await;
     assert_eq!(
-        world
+        fixture
             .number(
                 "SELECT count(*) FROM oncebox.inbox WHERE status = 'received' AND reason = \
             'probation' AND attempts = 0"
@@ -355,20 +355,20 @@ async fn a_second_start_at_one_offset_is_careful() {
         64
     );
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
         6
     );
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.probation").await,
+        fixture.number("SELECT count(*) FROM oncebox.probation").await,
         0,
         "progress clears it"
     );
     // They come one at a time.
     assert_eq!(step(&host).await.unwrap(), 1);
-    world.retry_until_settled(&host).await;
-    let row = world.row(&consumer, "m10").await;
+    fixture.retry_until_settled(&host).await;
+    let row = fixture.row(&consumer, "m10").await;
     assert_eq!((row.state(), row.crashes), (("completed", None, 1), 0));
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a restart settles what was done before, takes that for progress, and meets
@@ -376,9 +376,9 @@ async fn a_second_start_at_one_offset_is_careful() {
 /// meant for it. D3.
 #[tokio::test(flavor = "multi_thread")]
 async fn duplicates_are_no_progress() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let host = fixture.host(&consumer);
     let done: Vec<_> = (0..70).map(|n| record(n, &format!("m{n}"), "")).collect();
     for _ in 0..3 {
         // A process that dies gives nothing up.
@@ -387,33 +387,33 @@ async fn duplicates_are_no_progress() {
     let mut partition = open(&host, 0).await;
     drive(&mut partition, &done).await;
     drive(&mut partition, &[record(70, "kills", "")]).await;
-    assert_eq!(world.row(&consumer, "kills").await.status, "received");
+    assert_eq!(fixture.row(&consumer, "kills").await.status, "received");
     partition.close().await;
-    world.retry_until_settled(&host).await;
-    world.finish().await;
+    fixture.retry_until_settled(&host).await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a hand-over looks like a crash, and everything crawls.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clean_hand_over_or_another_offset_is_no_sign_of_a_crash() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let host = fixture.host(&consumer);
     open(&host, 10).await.close().await;
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.probation").await, 0);
+    assert_eq!(fixture.number("SELECT count(*) FROM oncebox.probation").await, 0);
     drop(open(&host, 10).await);
     drop(open(&host, 11).await);
     let mut partition = open(&host, 10).await;
     drive(&mut partition, &[record(10, "a", "")]).await;
     partition.close().await;
-    assert_eq!(world.row(&consumer, "a").await.state(), ("completed", None, 1));
-    world.finish().await;
+    assert_eq!(fixture.row(&consumer, "a").await.state(), ("completed", None, 1));
+    fixture.finish().await;
 }
 
 /// A consumer whose messages can end their own database session.
-async fn deadly(world: &World, policy: &str) -> TestConsumer {
-    let consumer = world.simple("", policy).await;
-    world
+async fn deadly(fixture: &InboxFixture, policy: &str) -> TestConsumer {
+    let consumer = fixture.simple("", policy).await;
+    fixture
         .execute(format!(
             "GRANT EXECUTE ON FUNCTION pg_terminate_backend(int, bigint) TO {}",
             consumer.tenant.login
@@ -426,10 +426,10 @@ async fn deadly(world: &World, policy: &str) -> TestConsumer {
 /// its neighbours pay for it. A3, D3.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_kills_its_session_is_parked_and_others_go_on() {
-    let world = World::new().await;
+    let fixture = InboxFixture::new().await;
     let consumer =
-        deadly(&world, "limits = { deadline_ms = 5000 }\nretry = { lease_ms = 8000 }").await;
-    let host = world.host(&consumer);
+        deadly(&fixture, "limits = { deadline_ms = 5000 }\nretry = { lease_ms = 8000 }").await;
+    let host = fixture.host(&consumer);
     let log = [
         record(0, "a", ""),
         record(1, "kills", "sql SELECT pg_terminate_backend(pg_backend_pid())"),
@@ -443,7 +443,7 @@ async fn a_message_that_kills_its_session_is_parked_and_others_go_on() {
     );
     // The one before it has run alone, the one behind it never ran on that connection.
     assert_eq!(
-        world
+        fixture
             .number(
                 "SELECT count(*) FROM oncebox.inbox WHERE status = 'received' AND reason = \
             'probation' AND attempts = 0"
@@ -452,24 +452,25 @@ async fn a_message_that_kills_its_session_is_parked_and_others_go_on() {
         1
     );
     partition.close().await;
-    world.retry_until_settled(&host).await;
-    let row = world.row(&consumer, "kills").await;
+    fixture.retry_until_settled(&host).await;
+    let row = fixture.row(&consumer, "kills").await;
     assert_eq!((row.state(), row.crashes), (("parked", Some("crashed"), 3), 3));
     for id in ["a", "b"] {
-        let row = world.row(&consumer, id).await;
+        let row = fixture.row(&consumer, id).await;
         assert_eq!((row.state(), row.crashes), (("completed", None, 1), 0), "`{id}`");
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a connection that an operator or a failover ends, in the middle of a
 /// statement, is taken for the message's failure. D3.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_killed_from_outside_costs_no_attempt() {
-    let world = World::new().await;
-    let consumer = world.simple("CREATE TABLE hot (n int); INSERT INTO hot VALUES (0);", "").await;
-    let host = world.host(&consumer);
-    let mut holder = world.superuser().await;
+    let fixture = InboxFixture::new().await;
+    let consumer =
+        fixture.simple("CREATE TABLE hot (n int); INSERT INTO hot VALUES (0);", "").await;
+    let host = fixture.host(&consumer);
+    let mut holder = fixture.superuser().await;
     holder
         .execute(sqlx::raw_sql(AssertSqlSafe(format!(
             "BEGIN; UPDATE {}.hot SET n = n",
@@ -482,28 +483,28 @@ async fn a_session_killed_from_outside_costs_no_attempt() {
         let (host, log) = (host.clone(), log.clone());
         async move { deliver(&host, &log).await }
     });
-    world.until_blocked(1).await;
-    world.end_blocked().await;
+    fixture.until_blocked(1).await;
+    fixture.end_blocked().await;
     let errors = running.await.unwrap();
     assert!(matches!(&errors[..], [InboxError::LostInHandler { .. }]), "{errors:?}");
     holder.close().await.unwrap();
-    world.retry_until_settled(&host).await;
+    fixture.retry_until_settled(&host).await;
     for id in ["a", "b"] {
-        assert_eq!(world.row(&consumer, id).await.state(), ("completed", None, 1), "`{id}`");
+        assert_eq!(fixture.row(&consumer, id).await.state(), ("completed", None, 1), "`{id}`");
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a connection that breaks in a claim, or while it idles, is blamed on a
 /// message, or everything is put on probation. D3.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_lost_outside_a_handler_is_the_hosts() {
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let host = fixture.host(&consumer);
     // Idle connections that died are replaced without a word.
     deliver(&host, &records(["a"])).await;
-    world
+    fixture
         .execute(format!(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = '{}'",
             consumer.tenant.login
@@ -511,32 +512,32 @@ async fn a_connection_lost_outside_a_handler_is_the_hosts() {
         .await;
     assert!(deliver(&host, &[record(1, "b", "")]).await.is_empty());
     // A claim that waits for another holder of the message.
-    let mut holder = Guest::begin(&world, &consumer).await;
+    let mut holder = Guest::begin(&fixture, &consumer).await;
     holder.claim(&["c"]).await.unwrap();
     let running = tokio::spawn({
         let host: Arc<ConsumerInbox> = host.clone();
         let log: Vec<Record> = vec![record(2, "c", "")];
         async move { deliver(&host, &log).await }
     });
-    world.until_blocked(1).await;
-    world.end_blocked().await;
+    fixture.until_blocked(1).await;
+    fixture.end_blocked().await;
     drop(holder);
     let errors = running.await.unwrap();
     assert!(matches!(errors.first(), Some(InboxError::Unreachable(_))), "{errors:?}");
-    assert_eq!(world.row(&consumer, "c").await.state(), ("completed", None, 1));
-    world.finish().await;
+    assert_eq!(fixture.row(&consumer, "c").await.state(), ("completed", None, 1));
+    fixture.finish().await;
 }
 
 /// What could go wrong: the answer to a COMMIT is lost, and the message counts as failed, as
 /// crashed, or runs twice. D3.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_to_commit_is_found_out_by_claiming_again() {
-    let world = World::new().await;
-    let consumer = deadly(&world, &format!("limits = {{ deadline_ms = 1000 }}\n{QUICK}")).await;
+    let fixture = InboxFixture::new().await;
+    let consumer = deadly(&fixture, &format!("limits = {{ deadline_ms = 1000 }}\n{QUICK}")).await;
     let tenant = &consumer.tenant;
-    world.execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login)).await;
+    fixture.execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login)).await;
     // Sequences do not roll back: each kills one commit only.
-    world
+    fixture
         .admin
         .apply_migration(
             tenant,
@@ -553,7 +554,7 @@ async fn a_lost_answer_to_commit_is_found_out_by_claiming_again() {
         )
         .await
         .unwrap();
-    let host = world.host(&consumer);
+    let host = fixture.host(&consumer);
     let errors = deliver(
         &host,
         &[
@@ -563,25 +564,25 @@ async fn a_lost_answer_to_commit_is_found_out_by_claiming_again() {
     )
     .await;
     assert!(matches!(&errors[..], [InboxError::CommitUnknown(_)]), "{errors:?}");
-    assert_eq!(world.row(&consumer, "a").await.state(), ("completed", None, 1));
+    assert_eq!(fixture.row(&consumer, "a").await.state(), ("completed", None, 1));
     let error = loop {
         if let Err(error) = step(&host).await {
             break error;
         }
     };
     assert!(matches!(error, InboxError::CommitUnknown(_)), "{error}");
-    world.retry_until_settled(&host).await;
-    let row = world.row(&consumer, "b").await;
+    fixture.retry_until_settled(&host).await;
+    let row = fixture.row(&consumer, "b").await;
     assert_eq!((row.state(), row.crashes), (("completed", None, 2), 0));
-    world.finish().await;
+    fixture.finish().await;
 }
 
 const HOT: &str = "CREATE TABLE hot (n int); INSERT INTO hot VALUES (0);";
 const WAITS: &str = "sql UPDATE hot SET n = n + 1";
 
 /// Holds back every message that [`WAITS`], until it is dropped.
-async fn hold(world: &World, consumer: &TestConsumer) -> sqlx::PgConnection {
-    let mut holder = world.superuser().await;
+async fn hold(fixture: &InboxFixture, consumer: &TestConsumer) -> sqlx::PgConnection {
+    let mut holder = fixture.superuser().await;
     holder
         .execute(sqlx::raw_sql(AssertSqlSafe(format!(
             "BEGIN; UPDATE {}.hot SET n = n",
@@ -592,11 +593,11 @@ async fn hold(world: &World, consumer: &TestConsumer) -> sqlx::PgConnection {
     holder
 }
 
-async fn cut_all(world: &World, consumer: &TestConsumer) {
+async fn cut_all(fixture: &InboxFixture, consumer: &TestConsumer) {
     let login = &consumer.tenant.login;
     // All at once, and then until they are gone.
     for wait_ms in [0, 5_000] {
-        world
+        fixture
             .execute(format!(
                 "SELECT pg_terminate_backend(pid, {wait_ms}) FROM pg_stat_activity \
             WHERE usename = '{login}'"
@@ -609,34 +610,34 @@ async fn cut_all(world: &World, consumer: &TestConsumer) {
 /// that happen to run, and the third parks them. D3.
 #[tokio::test(flavor = "multi_thread")]
 async fn outages_under_a_retry_are_charged_to_nobody() {
-    let world = World::new().await;
-    let consumer = world
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture
         .simple(
             HOT,
             "ack = 'after_insert'\nlimits = { deadline_ms = 9000 }\nretry = { lease_ms = 12000 }",
         )
         .await;
-    let host = world.host(&consumer);
+    let host = fixture.host(&consumer);
     deliver(&host, &[record(0, "a", WAITS), record(1, "b", WAITS)]).await;
-    let holder = hold(&world, &consumer).await;
+    let holder = hold(&fixture, &consumer).await;
     let stop = CancellationToken::new();
     let workers: Vec<_> =
         (0..2).map(|_| tokio::spawn(retry::work(host.clone(), stop.clone()))).collect();
     for _ in 0..3 {
-        world.until_blocked(2).await;
-        cut_all(&world, &consumer).await;
+        fixture.until_blocked(2).await;
+        cut_all(&fixture, &consumer).await;
     }
     holder.close().await.unwrap();
-    world.until("SELECT bool_and(status IN ('completed', 'parked')) FROM oncebox.inbox").await;
+    fixture.until("SELECT bool_and(status IN ('completed', 'parked')) FROM oncebox.inbox").await;
     stop.cancel();
     for worker in workers {
         worker.await.unwrap();
     }
     for id in ["a", "b"] {
-        let row = world.row(&consumer, id).await;
+        let row = fixture.row(&consumer, id).await;
         assert_eq!((row.state(), row.crashes), (("completed", None, 1), 0), "`{id}`");
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// A way to the server on which new connections can be made to wait.
@@ -646,13 +647,13 @@ struct Lock {
 }
 
 impl Lock {
-    async fn before(world: &World) -> Arc<Self> {
+    async fn before(fixture: &InboxFixture) -> Arc<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let lock = Arc::new(Self {
             address: listener.local_addr().unwrap(),
             is_shut: AtomicBool::new(false),
         });
-        let options = world.superuser_options();
+        let options = fixture.superuser_options();
         let (server, here) = ((options.get_host().to_owned(), options.get_port()), lock.clone());
         tokio::spawn(async move {
             while let Ok((mut client, _)) = listener.accept().await {
@@ -675,13 +676,13 @@ impl Lock {
 /// parks the message, for ever. D3.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_could_not_be_recorded_in_time_is_taken_back() {
-    let world = World::new().await;
+    let fixture = InboxFixture::new().await;
     let policy = "ack = 'after_insert'\nlimits = { deadline_ms = 3000 }\nretry = { lease_ms = \
         6000, backoff_min_ms = 1, backoff_max_ms = 1 }";
-    let consumer = world.simple(HOT, policy).await;
-    let well = world.host(&consumer);
+    let consumer = fixture.simple(HOT, policy).await;
+    let well = fixture.host(&consumer);
     deliver(&well, &[record(0, "a", WAITS)]).await;
-    let holder = hold(&world, &consumer).await;
+    let holder = hold(&fixture, &consumer).await;
     // What ends a run is its deadline, and no bound of its session.
     let settings = SessionSettings {
         lock_timeout_ms: 10_000,
@@ -690,27 +691,27 @@ async fn what_could_not_be_recorded_in_time_is_taken_back() {
     };
     let mut slow = Vec::new();
     for _ in 0..3 {
-        let lock = Lock::before(&world).await;
-        let host = world.host_through(&consumer, lock.address, &settings);
+        let lock = Lock::before(&fixture).await;
+        let host = fixture.host_through(&consumer, lock.address, &settings);
         let worker = tokio::spawn({
             let host = host.clone();
             async move { step(&host).await }
         });
-        world
+        fixture
             .until(
                 "SELECT count(*) = 1 FROM oncebox.inbox WHERE status = 'in_progress' AND \
             locked_until > now()",
             )
             .await;
-        world.until_blocked(1).await;
+        fixture.until_blocked(1).await;
         lock.is_shut.store(true, Ordering::SeqCst);
-        expired(&world).await;
+        expired(&fixture).await;
         slow.push((lock, host, worker));
         // The statement that was given up has let go of the row.
-        world.until_blocked(0).await;
+        fixture.until_blocked(0).await;
     }
     assert_eq!(step(&well).await.unwrap(), 0);
-    let row = world.row(&consumer, "a").await;
+    let row = fixture.row(&consumer, "a").await;
     assert_eq!((row.state(), row.crashes), (("parked", Some("crashed"), 3), 3));
 
     holder.close().await.unwrap();
@@ -719,14 +720,14 @@ async fn what_could_not_be_recorded_in_time_is_taken_back() {
         let _ = timeout(DEADLINE * 2, worker).await.unwrap().unwrap();
         let _ = step(&host).await;
     }
-    world.retry_until_settled(&well).await;
-    let row = world.row(&consumer, "a").await;
+    fixture.retry_until_settled(&well).await;
+    let row = fixture.row(&consumer, "a").await;
     assert_eq!(
         (row.status.as_str(), row.reason.as_deref()),
         ("completed", None),
         "what an outage parked is released: {row:?}"
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a server that is started again while a message runs under its lease has a
@@ -744,20 +745,20 @@ async fn restarts_of_the_server_under_a_lease_are_no_crashes() {
         deadline_ms: 12_000,
         ..Options::default()
     };
-    let scenario = Scenario::with(options).await.unwrap();
-    scenario.send(&Load::of([Work::Sleeps(1_500), Work::Pay])).await.unwrap();
-    let host = scenario.start_ready("a", &[]).await.unwrap();
+    let fixture = HostFixture::with(options).await.unwrap();
+    fixture.send(&Load::of([Work::Sleeps(1_500), Work::Pay])).await.unwrap();
+    let host = fixture.start_ready("a", &[]).await.unwrap();
     for _ in 0..3 {
-        scenario.until_sleeping(1).await.unwrap();
+        fixture.until_sleeping(1).await.unwrap();
         postgres.restart_immediate().unwrap();
         host.wait_ready().await.unwrap();
     }
-    scenario.wait_settled().await.unwrap();
-    let found = scenario.found().await.unwrap();
+    fixture.wait_settled().await.unwrap();
+    let found = fixture.found().await.unwrap();
     assert!(found.iter().all(|row| row.status == "completed" && row.crashes == 0), "{found:?}");
-    scenario.check().await.unwrap();
+    fixture.check().await.unwrap();
     host.stop().await.unwrap();
-    drop(scenario);
+    drop(fixture);
     drop(postgres);
     std::fs::remove_dir_all(&folder).unwrap();
 }
@@ -766,16 +767,16 @@ async fn restarts_of_the_server_under_a_lease_are_no_crashes() {
 /// comes to an end; or what is told of a lease that is over changes a message that is done.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_is_under_way_in_every_outage_is_parked() {
-    let world = World::new().await;
-    let consumer = world.simple("", "ack = 'after_insert'").await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "ack = 'after_insert'").await;
+    let host = fixture.host(&consumer);
     deliver(&host, &records(["a"])).await;
-    let mut guest = Guest::connect(&world, &consumer).await;
+    let mut guest = Guest::connect(&fixture, &consumer).await;
     for epoch in 1..=5 {
-        world.execute("UPDATE oncebox.inbox SET next_attempt_at = now()").await;
+        fixture.execute("UPDATE oncebox.inbox SET next_attempt_at = now()").await;
         assert_eq!(guest.lease(60_000).await.unwrap(), [("a".to_owned(), epoch)]);
         let outcome = guest.interrupted("a", epoch).await.unwrap();
-        let row = world.row(&consumer, "a").await;
+        let row = fixture.row(&consumer, "a").await;
         if epoch < 5 {
             assert_eq!(
                 (outcome.as_str(), row.state(), row.crashes),
@@ -803,13 +804,13 @@ async fn a_message_that_is_under_way_in_every_outage_is_parked() {
         as_of: None,
         limit: 1,
     };
-    assert_eq!(world.admin.act_on_messages("acme", "orders", &redrive).await.unwrap().changed, 1);
+    assert_eq!(fixture.admin.act_on_messages("acme", "orders", &redrive).await.unwrap().changed, 1);
     assert_eq!(guest.lease(60_000).await.unwrap(), [("a".to_owned(), 6)]);
     assert_eq!(guest.interrupted("a", 6).await.unwrap(), "due");
-    world.retry_until_settled(&host).await;
+    fixture.retry_until_settled(&host).await;
     assert_eq!(guest.interrupted("a", 7).await.unwrap(), "done");
-    assert_eq!(world.row(&consumer, "a").await.state(), ("completed", None, 1));
-    world.finish().await;
+    assert_eq!(fixture.row(&consumer, "a").await.state(), ("completed", None, 1));
+    fixture.finish().await;
 }
 
 /// What could go wrong: one lost connection puts everything on probation, message by message; or an
@@ -817,20 +818,20 @@ async fn a_message_that_is_under_way_in_every_outage_is_parked() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_connection_slows_down_nobody_else() {
     for is_outage in [false, true] {
-        let world = World::new().await;
+        let fixture = InboxFixture::new().await;
         let policy = "batch = { duration_ms = 60000 }\nlimits = { deadline_ms = 60000 }\nretry = { \
             lease_ms = 70000 }";
-        let consumer = world.simple(HOT, policy).await;
+        let consumer = fixture.simple(HOT, policy).await;
         // What waits for the holder does so until its connection is ended.
         let settings = SessionSettings {
             lock_timeout_ms: 60_000,
             statement_timeout_ms: 60_000,
             ..SessionSettings::default()
         };
-        let host = world.host_with(&consumer, world.scripts(), &settings);
+        let host = fixture.host_with(&consumer, fixture.scripts(), &settings);
         deliver(&host, &records(["warm"])).await;
         let mut tasks = Vec::new();
-        let holder = hold(&world, &consumer).await;
+        let holder = hold(&fixture, &consumer).await;
         for partition in 0..4 {
             let script =
                 |n: i64| if partition == 0 && n == 40 || is_outage && n == 1 { WAITS } else { "" };
@@ -847,27 +848,27 @@ async fn a_lost_connection_slows_down_nobody_else() {
             }));
         }
         let waiting = if is_outage { 4 } else { 1 };
-        world.until_blocked(waiting).await;
+        fixture.until_blocked(waiting).await;
         if is_outage {
-            cut_all(&world, &consumer).await;
+            cut_all(&fixture, &consumer).await;
         } else {
-            world
+            fixture
                 .until("SELECT count(*) = 301 FROM oncebox.inbox WHERE status = 'completed'")
                 .await;
-            world.end_blocked().await;
+            fixture.end_blocked().await;
         }
         holder.close().await.unwrap();
         for task in tasks {
             println!("{:?}", task.await.unwrap());
         }
-        world.retry_until_settled(&host).await;
-        let leased = world.number("SELECT count(*) FROM oncebox.inbox WHERE epoch > 0").await;
+        fixture.retry_until_settled(&host).await;
+        let leased = fixture.number("SELECT count(*) FROM oncebox.inbox WHERE epoch > 0").await;
         assert!(
             leased <= i64::from(!is_outage),
             "{leased} messages were run one by one; an outage: {is_outage}"
         );
         assert_eq!(
-            world
+            fixture
                 .number(
                     "SELECT count(*) FROM oncebox.inbox WHERE status = 'completed' AND \
                 attempts = 1 AND crashes = 0"
@@ -875,7 +876,7 @@ async fn a_lost_connection_slows_down_nobody_else() {
                 .await,
             401
         );
-        world.finish().await;
+        fixture.finish().await;
     }
 }
 
@@ -886,12 +887,12 @@ async fn a_killer_is_found_by_halving() {
     let seed = rand::random();
     let mut rng = StdRng::seed_from_u64(seed);
     for batches in [false, true] {
-        let mut world = World::new().await;
+        let mut fixture = InboxFixture::new().await;
         if batches {
-            world.batches();
+            fixture.batches();
         }
-        let tenant = world.tenant("acme", "").await;
-        world
+        let tenant = fixture.tenant("acme", "").await;
+        fixture
             .execute(format!(
                 "GRANT EXECUTE ON FUNCTION pg_terminate_backend(int, bigint) TO {}",
                 tenant.login
@@ -900,13 +901,13 @@ async fn a_killer_is_found_by_halving() {
         for round in 0..3 {
             let policy = "limits = { deadline_ms = 5000 }\nretry = { lease_ms = 8000 }\nbatch = { \
                 duration_ms = 60000 }";
-            let consumer = world.consumer(&tenant, &format!("round{round}"), policy).await;
+            let consumer = fixture.consumer(&tenant, &format!("round{round}"), policy).await;
             let killer = rng.random_range(0..64);
             let script = |n: i64| {
                 if n == killer { "sql SELECT pg_terminate_backend(pg_backend_pid())" } else { "" }
             };
             let log: Vec<_> = (0..100).map(|n| record(n, &format!("m{n}"), script(n))).collect();
-            let host = world.host(&consumer);
+            let host = fixture.host(&consumer);
             let mut partition = take(&host).await;
             let errors = drive(&mut partition, &log).await;
             partition.close().await;
@@ -917,9 +918,9 @@ async fn a_killer_is_found_by_halving() {
             );
             assert!((1..=7).contains(&errors.len()), "seed {seed}, at {killer}: {errors:?}");
             let started = Instant::now();
-            world.retry_until_settled(&host).await;
+            fixture.retry_until_settled(&host).await;
             println!("parked after {:?}", started.elapsed());
-            let row = world.row(&consumer, &format!("m{killer}")).await;
+            let row = fixture.row(&consumer, &format!("m{killer}")).await;
             assert_eq!(
                 (row.state(), row.crashes),
                 (("parked", Some("crashed"), 3), 3),
@@ -931,11 +932,11 @@ async fn a_killer_is_found_by_halving() {
                 consumer.row.consumer_id
             );
             assert_eq!(
-                world.number(others).await,
+                fixture.number(others).await,
                 99,
                 "seed {seed}: neighbours are charged, or run one by one"
             );
         }
-        world.finish().await;
+        fixture.finish().await;
     }
 }

@@ -14,7 +14,7 @@ use oncebox_model::{
 };
 use oncebox_tests::{
     collisions,
-    inbox::{DEADLINE, World, both, code, record},
+    inbox::{DEADLINE, InboxFixture, both, code, record},
     lookup3::Forger,
 };
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
@@ -27,26 +27,26 @@ fn seed() -> u64 {
 /// What could go wrong: a tenant's ids stop the partitions of another one. D16.
 #[tokio::test(flavor = "multi_thread")]
 async fn ids_made_for_the_locks_of_another_tenant_hold_up_nothing() {
-    both(async |world| collisions::strangers(world, seed()).await).await;
+    both(async |fixture| collisions::strangers(fixture, seed()).await).await;
 }
 
 /// What could go wrong: keys do, of which one finds enough by trying.
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_that_meet_those_of_another_tenant_hold_up_nothing() {
-    collisions::keys(World::new().await, seed()).await;
+    collisions::keys(InboxFixture::new().await, seed()).await;
 }
 
 /// What could go wrong: messages that share a lock are taken for one.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_that_share_a_lock_are_messages_of_their_own() {
-    both(async |world| collisions::neighbours(world, seed()).await).await;
+    both(async |fixture| collisions::neighbours(fixture, seed()).await).await;
 }
 
 /// What could go wrong: two claims of one consumer wait for each other, since their ids come in
 /// other orders than their locks.
 #[tokio::test(flavor = "multi_thread")]
 async fn claims_take_their_locks_in_one_order() {
-    collisions::crossed(World::new().await, seed()).await;
+    collisions::crossed(InboxFixture::new().await, seed()).await;
 }
 
 /// What each lock of the host's is taken for.
@@ -55,18 +55,18 @@ const HOSTS: [&str; 7] =
 
 /// Do what takes one of the host's locks. Each can be done once.
 async fn needs(
-    world: &World,
+    fixture: &InboxFixture,
     lock: &str,
     victim: &Tenant,
     apart: &Tenant,
 ) -> Result<(), InboxError> {
-    let admin = &world.admin;
+    let admin = &fixture.admin;
     let policy = || Policy::parse("topics = ['t']\nack = 'after_commit'").unwrap();
     match lock {
-        "migrate" => schema::migrate(&world.superuser_options()).await.map(drop),
+        "migrate" => schema::migrate(&fixture.superuser_options()).await.map(drop),
         "grants" => admin.create_tenant("newcomer").await.map(drop),
         "groups" => admin.create_consumer(&victim.name, "new", &policy()).await.map(drop),
-        "partitions" => schema::ensure_partitions_for(&world.pool, &[Retention::OneYear.class()])
+        "partitions" => schema::ensure_partitions_for(&fixture.pool, &[Retention::OneYear.class()])
             .await
             .map(|made| assert_eq!(made, 3)),
         "capture" => {
@@ -88,15 +88,15 @@ async fn needs(
 /// consumer is made.
 #[tokio::test(flavor = "multi_thread")]
 async fn ids_made_for_the_locks_of_the_host_hold_up_nothing() {
-    let (world, mut forger) = (World::new().await, Forger::new(seed()));
-    let (victim, evil) = (world.tenant("victim", "").await, world.tenant("evil", "").await);
-    let leaving = world.tenant("leaving", "").await;
-    let database = World::another_database().await;
-    let apart = world.tenant_at("apart", &database, "").await;
-    let evil_apart = world.tenant_at("evil-apart", &database, "").await;
-    let attacks = world.consumer(&evil, "attacks", collisions::PATIENT).await;
-    let attacks_apart = world.consumer(&evil_apart, "attacks", collisions::PATIENT).await;
-    world.admin.mirror(&evil_apart).await.unwrap();
+    let (fixture, mut forger) = (InboxFixture::new().await, Forger::new(seed()));
+    let (victim, evil) = (fixture.tenant("victim", "").await, fixture.tenant("evil", "").await);
+    let leaving = fixture.tenant("leaving", "").await;
+    let database = InboxFixture::another_database().await;
+    let apart = fixture.tenant_at("apart", &database, "").await;
+    let evil_apart = fixture.tenant_at("evil-apart", &database, "").await;
+    let attacks = fixture.consumer(&evil, "attacks", collisions::PATIENT).await;
+    let attacks_apart = fixture.consumer(&evil_apart, "attacks", collisions::PATIENT).await;
+    fixture.admin.mirror(&evil_apart).await.unwrap();
     let named = [
         ("oncebox migrate", 0),
         ("oncebox grants", 0),
@@ -130,13 +130,13 @@ async fn ids_made_for_the_locks_of_the_host_hold_up_nothing() {
     let here = forged(&mut forger, attacks.row.consumer_id);
     let there = forged(&mut forger, attacks_apart.row.consumer_id);
     let holding = [
-        collisions::hold(&world, &attacks, here).await,
-        collisions::hold(&world, &attacks_apart, there).await,
+        collisions::hold(&fixture, &attacks, here).await,
+        collisions::hold(&fixture, &attacks_apart, there).await,
     ];
     let held_up = futures::future::join_all(HOSTS.map(async |lock| {
         match timeout(
             DEADLINE,
-            AssertUnwindSafe(needs(&world, lock, &victim, &apart)).catch_unwind(),
+            AssertUnwindSafe(needs(&fixture, lock, &victim, &apart)).catch_unwind(),
         )
         .await
         {
@@ -151,19 +151,19 @@ async fn ids_made_for_the_locks_of_the_host_hold_up_nothing() {
     for holding in holding {
         holding.release().await;
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a process that hangs with a lock of the host's stops all others for ever,
 /// and nobody says which.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_waits_for_a_lock_of_the_host_is_told_for_whom() {
-    let world = World::new().await;
-    let victim = world.tenant("victim", "").await;
-    let leaving = world.tenant("leaving", "").await;
-    let database = World::another_database().await;
-    let apart = world.tenant_at("apart", &database, "").await;
-    let (mut here, mut there) = (world.superuser().await, database.connect().await.unwrap());
+    let fixture = InboxFixture::new().await;
+    let victim = fixture.tenant("victim", "").await;
+    let leaving = fixture.tenant("leaving", "").await;
+    let database = InboxFixture::another_database().await;
+    let apart = fixture.tenant_at("apart", &database, "").await;
+    let (mut here, mut there) = (fixture.superuser().await, database.connect().await.unwrap());
     for number in (1..=4).chain([leaving.tenant_id * 16 + 7]) {
         sqlx::query("SELECT pg_advisory_lock(0, $1)")
             .bind(number)
@@ -181,11 +181,11 @@ async fn who_waits_for_a_lock_of_the_host_is_told_for_whom() {
     };
     let holders = [backend(&mut here).await, backend(&mut there).await];
     // Nobody waits for whoever takes a tenant away: it is looked at again.
-    let deleted = world.admin.delete_tenant("leaving").await.unwrap();
-    assert!(!world.admin.remove_tenant(&deleted).await.unwrap());
+    let deleted = fixture.admin.delete_tenant("leaving").await.unwrap();
+    assert!(!fixture.admin.remove_tenant(&deleted).await.unwrap());
     let waiting: Vec<_> = HOSTS.into_iter().filter(|lock| *lock != "tenant removal").collect();
     let told = futures::future::join_all(waiting.iter().map(async |lock| {
-        let answer = timeout(4 * DEADLINE, needs(&world, lock, &victim, &apart)).await;
+        let answer = timeout(4 * DEADLINE, needs(&fixture, lock, &victim, &apart)).await;
         (lock, answer.unwrap_or_else(|_| panic!("`{lock}` waits for ever")))
     }));
     for (lock, answer) in told.await {
@@ -206,12 +206,12 @@ async fn who_waits_for_a_lock_of_the_host_is_told_for_whom() {
     there.close().await.unwrap();
     // And nothing is left of it.
     for lock in waiting {
-        needs(&world, lock, &victim, &apart)
+        needs(&fixture, lock, &victim, &apart)
             .await
             .unwrap_or_else(|error| panic!("{lock}: {error}"));
     }
-    assert!(world.admin.remove_tenant(&deleted).await.unwrap());
-    world.finish().await;
+    assert!(fixture.admin.remove_tenant(&deleted).await.unwrap());
+    fixture.finish().await;
 }
 
 /// What could go wrong: two hosts write a list of privileges at the same time, and PostgreSQL
@@ -219,16 +219,18 @@ async fn who_waits_for_a_lock_of_the_host_is_told_for_whom() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_writes_privileges_waits_for_whoever_does() {
     const GRANTS: i32 = 2;
-    let world = World::new().await;
-    let victim = world.tenant("victim", "CREATE TABLE item (id int PRIMARY KEY);").await;
-    let leaving = world.tenant("leaving", "").await;
-    let database = World::another_database().await;
-    let apart = world.tenant_at("apart", &database, "").await;
-    let deleted = world.admin.delete_tenant("leaving").await.unwrap();
-    let name: String =
-        sqlx::query_scalar("SELECT current_database()::text").fetch_one(&world.pool).await.unwrap();
+    let fixture = InboxFixture::new().await;
+    let victim = fixture.tenant("victim", "CREATE TABLE item (id int PRIMARY KEY);").await;
+    let leaving = fixture.tenant("leaving", "").await;
+    let database = InboxFixture::another_database().await;
+    let apart = fixture.tenant_at("apart", &database, "").await;
+    let deleted = fixture.admin.delete_tenant("leaving").await.unwrap();
+    let name: String = sqlx::query_scalar("SELECT current_database()::text")
+        .fetch_one(&fixture.pool)
+        .await
+        .unwrap();
     for what in ["migrate", "grants", "capture", "tenant removal"] {
-        let mut other = world.superuser().await;
+        let mut other = fixture.superuser().await;
         let write = format!(
             "BEGIN; SELECT pg_advisory_xact_lock(0, {GRANTS}); REVOKE ALL ON DATABASE \"{name}\" \
                 FROM {0}; \
@@ -240,13 +242,13 @@ async fn who_writes_privileges_waits_for_whoever_does() {
         let writing = async {
             match what {
                 "tenant removal" => {
-                    world.admin.remove_tenant(&deleted).await.map(|removed| assert!(removed))
+                    fixture.admin.remove_tenant(&deleted).await.map(|removed| assert!(removed))
                 }
-                what => needs(&world, what, &victim, &apart).await,
+                what => needs(&fixture, what, &victim, &apart).await,
             }
         };
         let waited_for = async {
-            world
+            fixture
                 .until(
                     "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = \
                     current_database() AND wait_event_type = 'Lock')",
@@ -258,7 +260,7 @@ async fn who_writes_privileges_waits_for_whoever_does() {
         written.unwrap_or_else(|error| panic!("{what}: {error}"));
         other.close().await.unwrap();
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a release changes which locks a claim takes, and a host of the one before,
@@ -270,20 +272,20 @@ async fn a_claim_that_waits_for_other_locks_is_refused() {
     const CHANGE: &str = "ALTER TABLE oncebox.consumer ADD COLUMN locks int; ALTER TABLE \
         oncebox.inbox ADD COLUMN locks int; ALTER SEQUENCE oncebox.ordering_place RENAME TO \
         ordering_place_2";
-    let world = World::new().await;
-    let consumer = world.simple("", "").await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
     let (mut session, secret) =
-        (world.guest(&consumer.tenant).await, world.secret(&consumer.tenant));
+        (fixture.guest(&consumer.tenant).await, fixture.secret(&consumer.tenant));
     let consumer_id = consumer.row.consumer_id;
     store(&mut session, &secret, consumer_id, "before").await.unwrap();
 
-    let mut migration = world.superuser().await;
+    let mut migration = fixture.superuser().await;
     migration.execute(sqlx::raw_sql(AssertSqlSafe(format!("BEGIN; {CHANGE}")))).await.unwrap();
     let claiming = tokio::spawn({
         let secret = secret.clone();
         async move { (store(&mut session, &secret, consumer_id, "meanwhile").await, session) }
     });
-    world
+    fixture
         .until(
             "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND database = (SELECT oid \
         FROM pg_database WHERE datname = current_database())",
@@ -296,7 +298,7 @@ async fn a_claim_that_waits_for_other_locks_is_refused() {
     println!("{refused}");
     migration.close().await.unwrap();
     let stored =
-        async || world.rows().await.into_iter().map(|row| row.message_id).collect::<Vec<_>>();
+        async || fixture.rows().await.into_iter().map(|row| row.message_id).collect::<Vec<_>>();
     assert_eq!(stored().await, ["before"]);
 
     // The text of the new release claims, also in a session that was there, and no host of the one
@@ -309,12 +311,12 @@ async fn a_claim_that_waits_for_other_locks_is_refused() {
             .collect(),
     };
     for program in [&after, &before] {
-        schema::migrate_with(&world.superuser_options(), program).await.unwrap();
+        schema::migrate_with(&fixture.superuser_options(), program).await.unwrap();
     }
     store(&mut session, &secret, consumer_id, "meanwhile").await.unwrap();
     assert_eq!(stored().await, ["before", "meanwhile"]);
     session.close().await.unwrap();
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// Store a message, as a host does with `ack = "after_insert"`.

@@ -9,7 +9,7 @@ use oncebox_control::{Action, BulkAction, Filter};
 use oncebox_inbox::{ConsumerInbox, retry::poller::release_unblocked};
 use oncebox_model::{policy::Policy, record::Record};
 use oncebox_tests::inbox::{
-    Guest, TestConsumer, World, both, deliver, drive, open, record, step, take,
+    Guest, InboxFixture, TestConsumer, both, deliver, drive, open, record, step, take,
 };
 use tokio::time::timeout;
 
@@ -27,14 +27,14 @@ fn keyed(offset: i64, id: &str, key: &str, script: &str) -> Record {
 }
 
 /// What took effect, in order.
-async fn trail(world: &World, consumer: &TestConsumer) -> Vec<String> {
+async fn trail(fixture: &InboxFixture, consumer: &TestConsumer) -> Vec<String> {
     let sql =
         format!("SELECT message_id FROM {}.trail ORDER BY place", consumer.tenant.schema_name);
-    sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_all(&world.pool).await.unwrap()
+    sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_all(&fixture.pool).await.unwrap()
 }
 
-async fn states(world: &World) -> Vec<(String, String, i32)> {
-    world.rows().await.into_iter().map(|row| (row.message_id, row.status, row.attempts)).collect()
+async fn states(fixture: &InboxFixture) -> Vec<(String, String, i32)> {
+    fixture.rows().await.into_iter().map(|row| (row.message_id, row.status, row.attempts)).collect()
 }
 
 #[track_caller]
@@ -47,13 +47,13 @@ fn check(found: &[(String, String, i32)], expected: &[(&str, &str, i32)]) {
 }
 
 /// A person is done with a message.
-async fn discard(world: &World, consumer: &TestConsumer, id: &str) {
+async fn discard(fixture: &InboxFixture, consumer: &TestConsumer, id: &str) {
     let (filter, message_ids, reason) =
         (Filter::default(), vec![id.to_owned()], "a test".to_owned());
     let bulk =
         BulkAction { action: Action::Discard, filter, message_ids, reason, as_of: None, limit: 1 };
     assert_eq!(
-        world
+        fixture
             .admin
             .act_on_messages(&consumer.tenant.name, &consumer.row.name, &bulk)
             .await
@@ -63,10 +63,13 @@ async fn discard(world: &World, consumer: &TestConsumer, id: &str) {
     );
 }
 
-async fn sweep(world: &World, consumer: &TestConsumer) -> i64 {
-    release_unblocked(&world.pool, &[(consumer.row.consumer_id, consumer.policy.retention.class())])
-        .await
-        .unwrap()
+async fn sweep(fixture: &InboxFixture, consumer: &TestConsumer) -> i64 {
+    release_unblocked(
+        &fixture.pool,
+        &[(consumer.row.consumer_id, consumer.policy.retention.class())],
+    )
+    .await
+    .unwrap()
 }
 
 /// What could go wrong: a message passes one of its key that failed, in the same transaction or a
@@ -74,9 +77,9 @@ async fn sweep(world: &World, consumer: &TestConsumer) -> i64 {
 /// payload, or out of order. S0-034, S1-062.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_failed_holds_back_its_key_and_nothing_else() {
-    both(async |world| {
-        let consumer = world.simple(TRAIL, BY_KEY).await;
-        let host = world.host(&consumer);
+    both(async |fixture| {
+        let consumer = fixture.simple(TRAIL, BY_KEY).await;
+        let host = fixture.host(&consumer);
         let first = [
             keyed(0, "k0", "k", ""),
             keyed(1, "k1", "k", "before 2 retry 60000"),
@@ -87,7 +90,7 @@ async fn a_message_that_failed_holds_back_its_key_and_nothing_else() {
         deliver(&host, &first).await;
         let then =
             [keyed(5, "k3", "k", ""), keyed(6, "x2", "x", ""), keyed(2, "k2", "k", "result 2")];
-        deliver(&world.host(&consumer), &then).await;
+        deliver(&fixture.host(&consumer), &then).await;
         let expected = [
             ("k0", "completed", 1),
             ("k1", "failed_retryable", 1),
@@ -97,19 +100,19 @@ async fn a_message_that_failed_holds_back_its_key_and_nothing_else() {
             ("k3", "waiting", 0),
             ("x2", "completed", 1),
         ];
-        check(&states(&world).await, &expected);
-        assert_eq!(sweep(&world, &consumer).await, 0, "they wait for something");
-        world
+        check(&states(&fixture).await, &expected);
+        assert_eq!(sweep(&fixture, &consumer).await, 0, "they wait for something");
+        fixture
             .execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'k1'")
             .await;
-        world.retry_until_settled(&world.host(&consumer)).await;
+        fixture.retry_until_settled(&fixture.host(&consumer)).await;
         // S0-034, S1-062.
-        assert_eq!(trail(&world, &consumer).await, ["k0", "x1", "none", "x2", "k1", "k2", "k3"]);
-        assert_eq!(world.row(&consumer, "k2").await.result, Some(serde_json::json!(2)));
+        assert_eq!(trail(&fixture, &consumer).await, ["k0", "x1", "none", "x2", "k1", "k2", "k3"]);
+        assert_eq!(fixture.row(&consumer, "k2").await.result, Some(serde_json::json!(2)));
         // From here on the key is live again.
         deliver(&host, &[keyed(7, "k4", "k", "")]).await;
-        check(&states(&world).await[7..], &[("k4", "completed", 1)]);
-        world.finish().await;
+        check(&states(&fixture).await[7..], &[("k4", "completed", 1)]);
+        fixture.finish().await;
     })
     .await;
 }
@@ -118,9 +121,9 @@ async fn a_message_that_failed_holds_back_its_key_and_nothing_else() {
 /// or holds it for good; one that has no place in the order holds it too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_letter_holds_its_key_until_a_person_is_done_with_it() {
-    let world = World::new().await;
-    let consumer = world.simple(TRAIL, BY_KEY).await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple(TRAIL, BY_KEY).await;
+    let host = fixture.host(&consumer);
     let mut nobody = keyed(2, "unrouted", "u", "");
     nobody.headers.push(("type".to_owned(), b"nobody".to_vec()));
     let mut no_id = keyed(3, "", "k", "");
@@ -139,22 +142,22 @@ async fn a_dead_letter_holds_its_key_until_a_person_is_done_with_it() {
         keyed(9, "k2", "k", ""),
     ];
     deliver(&host, &log).await;
-    assert_eq!(trail(&world, &consumer).await, ["k1", "k2"]);
-    world.retry_until_settled(&host).await;
+    assert_eq!(trail(&fixture, &consumer).await, ["k1", "k2"]);
+    fixture.retry_until_settled(&host).await;
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'waiting'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'waiting'").await,
         4
     );
     for (id, follow) in
         [("rejected", &["r2", "r3"][..]), ("unrouted", &["u2"]), ("parked", &["p2"])]
     {
-        discard(&world, &consumer, id).await;
-        assert_eq!(sweep(&world, &consumer).await, 0, "the next one is due already");
-        world.retry_until_settled(&host).await;
-        let trail = trail(&world, &consumer).await;
+        discard(&fixture, &consumer, id).await;
+        assert_eq!(sweep(&fixture, &consumer).await, 0, "the next one is due already");
+        fixture.retry_until_settled(&host).await;
+        let trail = trail(&fixture, &consumer).await;
         assert_eq!(trail[trail.len() - follow.len()..], *follow);
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: whoever runs a message has looked for what comes next before that is a row,
@@ -162,68 +165,70 @@ async fn a_dead_letter_holds_its_key_until_a_person_is_done_with_it() {
 /// A7.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_comes_while_its_key_is_being_worked_on_is_neither_lost_nor_in_the_way() {
-    let world = World::new().await;
-    let consumer = world.simple(TRAIL, BY_KEY).await;
-    let (host, other) = (world.host(&consumer), world.host(&consumer));
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple(TRAIL, BY_KEY).await;
+    let (host, other) = (fixture.host(&consumer), fixture.host(&consumer));
     deliver(&host, &[keyed(0, "k1", "k", "before 2 retry 1\ngate retried")]).await;
     let retry = tokio::spawn({
         let host = host.clone();
         async move { until_one(&host).await }
     });
-    world.control.gate("retried").reached(1).await;
+    fixture.control.gate("retried").reached(1).await;
     // A claim of the key that is not committed when the retry ends.
     let live = tokio::spawn(async move {
         deliver(&other, &[keyed(1, "k2", "k", ""), keyed(2, "x", "x", "gate live")]).await
     });
-    world.control.gate("live").reached(1).await;
-    world.control.gate("retried").open();
+    fixture.control.gate("live").reached(1).await;
+    fixture.control.gate("retried").open();
     retry.await.unwrap();
-    world.control.gate("live").open();
+    fixture.control.gate("live").open();
     live.await.unwrap();
-    world.retry_until_settled(&host).await;
+    fixture.retry_until_settled(&host).await;
     check(
-        &states(&world).await,
+        &states(&fixture).await,
         &[("k1", "completed", 2), ("k2", "completed", 1), ("x", "completed", 1)],
     );
-    assert_eq!(trail(&world, &consumer).await, ["k1", "x", "k2"]);
-    world.finish().await;
+    assert_eq!(trail(&fixture, &consumer).await, ["k1", "x", "k2"]);
+    fixture.finish().await;
 }
 
 /// What could go wrong: a retry that takes long holds up a batch that has a message of its key, and
 /// with it all other keys of the partition.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_key_holds_up_no_batch() {
-    let world = World::new().await;
-    let consumer = world.simple(TRAIL, BY_KEY).await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple(TRAIL, BY_KEY).await;
+    let host = fixture.host(&consumer);
     deliver(&host, &[keyed(0, "k1", "k", "before 2 retry 1\ngate slow")]).await;
     let retry = tokio::spawn({
         let host = host.clone();
         async move { until_one(&host).await }
     });
-    world.control.gate("slow").reached(1).await;
+    fixture.control.gate("slow").reached(1).await;
     let live = [keyed(1, "k2", "k", ""), keyed(2, "x", "x", ""), keyed(3, "k3", "k", "")];
-    timeout(Duration::from_secs(1), deliver(&world.host(&consumer), &live))
+    timeout(Duration::from_secs(1), deliver(&fixture.host(&consumer), &live))
         .await
         .expect("the batch waits for no key");
-    assert_eq!(trail(&world, &consumer).await, ["x"]);
+    assert_eq!(trail(&fixture, &consumer).await, ["x"]);
     // A worker that gets hold of one meanwhile puts it off.
-    assert_eq!(step(&world.host(&consumer)).await.unwrap(), 1);
-    assert!(world.row(&consumer, "k2").await.attempts == 0 && world.control.runs("k2").is_empty());
-    world.control.gate("slow").open();
-    retry.await.unwrap();
-    world.retry_until_settled(&host).await;
-    assert_eq!(trail(&world, &consumer).await, ["k1", "x", "k2", "k3"]);
+    assert_eq!(step(&fixture.host(&consumer)).await.unwrap(), 1);
     assert!(
-        world
+        fixture.row(&consumer, "k2").await.attempts == 0 && fixture.control.runs("k2").is_empty()
+    );
+    fixture.control.gate("slow").open();
+    retry.await.unwrap();
+    fixture.retry_until_settled(&host).await;
+    assert_eq!(trail(&fixture, &consumer).await, ["k1", "x", "k2", "k3"]);
+    assert!(
+        fixture
             .rows()
             .await
             .iter()
             .all(|row| row.attempts == if row.message_id == "k1" { 2 } else { 1 }),
         "{:?}",
-        world.rows().await
+        fixture.rows().await
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// Run one message that is due, as soon as one is.
@@ -236,9 +241,9 @@ async fn until_one(host: &ConsumerInbox) {
 /// What could go wrong: what is stored before it runs, runs side by side.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_stored_first_runs_in_order_too() {
-    let world = World::new().await;
-    let consumer = world.simple(TRAIL, &format!("ack = 'after_insert'\n{BY_KEY}")).await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple(TRAIL, &format!("ack = 'after_insert'\n{BY_KEY}")).await;
+    let host = fixture.host(&consumer);
     let log: Vec<_> = (0..40)
         .map(|n| {
             keyed(
@@ -252,19 +257,19 @@ async fn what_is_stored_first_runs_in_order_too() {
     let mut partition = take(&host).await;
     drive(&mut partition, &log).await;
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'received'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'received'").await,
         4,
         "the first of each key"
     );
     drive(&mut partition, &[keyed(40, "m40", "k0", "")]).await;
     partition.close().await;
     let stop = tokio_util::sync::CancellationToken::new();
-    let work = |_| tokio::spawn(oncebox_inbox::retry::work(world.host(&consumer), stop.clone()));
+    let work = |_| tokio::spawn(oncebox_inbox::retry::work(fixture.host(&consumer), stop.clone()));
     let workers: Vec<_> = (0..4).map(work).collect();
-    world.until("SELECT count(*) = 41 FROM oncebox.inbox WHERE status = 'completed'").await;
+    fixture.until("SELECT count(*) = 41 FROM oncebox.inbox WHERE status = 'completed'").await;
     stop.cancel();
     futures::future::join_all(workers).await;
-    let trail = trail(&world, &consumer).await;
+    let trail = trail(&fixture, &consumer).await;
     for key in 0..4 {
         let of_key: Vec<_> = trail
             .iter()
@@ -273,16 +278,16 @@ async fn what_is_stored_first_runs_in_order_too() {
             .collect();
         assert!(of_key.is_sorted() && of_key.len() >= 10, "{of_key:?}");
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a partition's messages pass one that failed; another partition's wait for
 /// it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_is_a_key() {
-    let world = World::new().await;
-    let consumer = world.simple(TRAIL, &BY_KEY.replace("'key'", "'partition'")).await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple(TRAIL, &BY_KEY.replace("'key'", "'partition'")).await;
+    let host = fixture.host(&consumer);
     deliver(
         &host,
         &[
@@ -295,24 +300,26 @@ async fn a_partition_is_a_key() {
     let mut elsewhere = oncebox_inbox::PartitionInbox::open(host.clone(), "t", 1, 0).await.unwrap();
     drive(&mut elsewhere, &[Record { partition: 1, ..keyed(0, "d", "k", "") }]).await;
     elsewhere.close().await;
-    assert_eq!(trail(&world, &consumer).await, ["a", "d"]);
-    world.execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'b'").await;
-    world.retry_until_settled(&host).await;
-    assert_eq!(trail(&world, &consumer).await, ["a", "d", "b", "c"]);
-    world.finish().await;
+    assert_eq!(trail(&fixture, &consumer).await, ["a", "d"]);
+    fixture
+        .execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'b'")
+        .await;
+    fixture.retry_until_settled(&host).await;
+    assert_eq!(trail(&fixture, &consumer).await, ["a", "d", "b", "c"]);
+    fixture.finish().await;
 }
 
 /// What could go wrong: one key comes by two partitions to two hosts, and both run at once, or wait
 /// for each other for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_key_of_two_partitions_runs_one_message_at_a_time() {
-    let world = World::new().await;
+    let fixture = InboxFixture::new().await;
     let consumer =
-        world.simple(&format!("{TRAIL} CREATE TABLE busy (key text PRIMARY KEY)"), BY_KEY).await;
+        fixture.simple(&format!("{TRAIL} CREATE TABLE busy (key text PRIMARY KEY)"), BY_KEY).await;
     // Two at once would meet here.
     let script = "sql INSERT INTO busy VALUES ('k')\nsleep 3\nsql DELETE FROM busy";
     let sides = (0..2).map(|side| {
-        let host: Arc<ConsumerInbox> = world.host(&consumer);
+        let host: Arc<ConsumerInbox> = fixture.host(&consumer);
         async move {
             let mut partition =
                 oncebox_inbox::PartitionInbox::open(host.clone(), "t", side, 0).await.unwrap();
@@ -325,34 +332,35 @@ async fn one_key_of_two_partitions_runs_one_message_at_a_time() {
         }
     });
     futures::future::join_all(sides).await;
-    world.retry_until_settled(&world.host(&consumer)).await;
-    let trail = trail(&world, &consumer).await;
+    fixture.retry_until_settled(&fixture.host(&consumer)).await;
+    let trail = trail(&fixture, &consumer).await;
     for side in ["p0-", "p1-"] {
         let of_side: Vec<_> = trail.iter().filter(|id| id.starts_with(side)).collect();
         assert!(of_side.is_sorted() && of_side.len() == 20, "{of_side:?}");
     }
     assert!(
-        world.rows().await.iter().all(|row| row.attempts == 1),
+        fixture.rows().await.iter().all(|row| row.attempts == 1),
         "one of them met the other: {:?}",
-        world.rows().await
+        fixture.rows().await
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a claim that was not run by the end of its batch's time is forgotten, since
 /// it waited, or loses its payload.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_waits_in_a_slow_batch_is_whole() {
-    let world = World::new().await;
-    let consumer = world.simple(TRAIL, &format!("{BY_KEY}\nbatch = {{ duration_ms = 20 }}")).await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer =
+        fixture.simple(TRAIL, &format!("{BY_KEY}\nbatch = {{ duration_ms = 20 }}")).await;
+    let host = fixture.host(&consumer);
     deliver(&host, &[keyed(0, "k1", "k", "before 2 retry 60000")]).await;
     let log: Vec<_> = (1..12)
         .map(|n| keyed(n, &format!("m{n:02}"), if n % 2 == 0 { "k" } else { "x" }, "sleep 15"))
         .collect();
     deliver(&host, &log).await;
     assert_eq!(
-        world
+        fixture
             .number(
                 "SELECT count(*) FROM oncebox.inbox WHERE status = 'waiting' AND payload IS \
             NOT NULL AND headers IS NOT NULL"
@@ -360,22 +368,24 @@ async fn what_waits_in_a_slow_batch_is_whole() {
             .await,
         5
     );
-    world.execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'k1'").await;
-    world.retry_until_settled(&host).await;
+    fixture
+        .execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'k1'")
+        .await;
+    fixture.retry_until_settled(&host).await;
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
         12
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: rows that are in the wrong state for their place, after a change of the
 /// policy, a redrive or by hand, run out of order, or never.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_is_due_before_its_turn_waits_for_it() {
-    let world = World::new().await;
-    let consumer = world.simple(TRAIL, BY_KEY).await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple(TRAIL, BY_KEY).await;
+    let host = fixture.host(&consumer);
     deliver(
         &host,
         &[
@@ -385,30 +395,32 @@ async fn a_message_that_is_due_before_its_turn_waits_for_it() {
         ],
     )
     .await;
-    world
+    fixture
         .execute(
             "UPDATE oncebox.inbox SET status = 'failed_retryable', reason = 'trap', attempts \
             = 1, next_attempt_at = now() WHERE message_id = 'k2'",
         )
         .await;
     assert_eq!(step(&host).await.unwrap(), 1);
-    assert_eq!(world.row(&consumer, "k2").await.state(), ("waiting", Some("trap"), 1));
+    assert_eq!(fixture.row(&consumer, "k2").await.state(), ("waiting", Some("trap"), 1));
     // And a dead worker's lease.
-    world.execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'k1'").await;
-    assert_eq!(Guest::connect(&world, &consumer).await.lease(1).await.unwrap().len(), 1);
-    world.retry_until_settled(&host).await;
-    assert_eq!(trail(&world, &consumer).await, ["k1", "k2", "k3"]);
-    world.finish().await;
+    fixture
+        .execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'k1'")
+        .await;
+    assert_eq!(Guest::connect(&fixture, &consumer).await.lease(1).await.unwrap().len(), 1);
+    fixture.retry_until_settled(&host).await;
+    assert_eq!(trail(&fixture, &consumer).await, ["k1", "k2", "k3"]);
+    fixture.finish().await;
 }
 
 /// What could go wrong: a host dies on a partition, and what is stored to be run with care loses
 /// its order.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_suspect_partition_keeps_its_order() {
-    let world = World::new().await;
-    let consumer = world.simple(TRAIL, BY_KEY).await;
-    drop(open(&world.host(&consumer), 7).await);
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple(TRAIL, BY_KEY).await;
+    drop(open(&fixture.host(&consumer), 7).await);
+    let host = fixture.host(&consumer);
     let mut suspect = open(&host, 7).await;
     let log = [
         keyed(7, "k1", "k", ""),
@@ -419,15 +431,15 @@ async fn a_suspect_partition_keeps_its_order() {
     drive(&mut suspect, &log).await;
     let expected =
         [("k1", "received", 0), ("x1", "received", 0), ("k2", "waiting", 0), ("k3", "waiting", 0)];
-    check(&states(&world).await, &expected);
+    check(&states(&fixture).await, &expected);
     suspect.close().await;
-    world.retry_until_settled(&host).await;
-    let trail = trail(&world, &consumer).await;
+    fixture.retry_until_settled(&host).await;
+    let trail = trail(&fixture, &consumer).await;
     assert!(
         trail.iter().filter(|id| id.starts_with('k')).is_sorted() && trail.len() == 4,
         "{trail:?}"
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: order is asked for where no row could wait.

@@ -13,8 +13,10 @@ use oncebox_model::{
     record::Record,
 };
 use oncebox_tests::{
-    host::{Options, Scenario},
-    inbox::{PlainHandler, PlainHandlers, Script, TestConsumer, World, deliver, record, step},
+    host::{HostFixture, Options},
+    inbox::{
+        InboxFixture, PlainHandler, PlainHandlers, Script, TestConsumer, deliver, record, step,
+    },
     load::{Load, Work},
 };
 use tokio::time::{Instant, sleep};
@@ -41,18 +43,18 @@ fn these(action: Action, ids: &[&str]) -> BulkAction {
     BulkAction { message_ids: ids.iter().map(|id| (*id).to_owned()).collect(), ..all(action) }
 }
 
-async fn act(world: &World, consumer: &TestConsumer, bulk: &BulkAction) -> BulkResult {
-    world.admin.act_on_messages(&consumer.tenant.name, &consumer.row.name, bulk).await.unwrap()
+async fn act(fixture: &InboxFixture, consumer: &TestConsumer, bulk: &BulkAction) -> BulkResult {
+    fixture.admin.act_on_messages(&consumer.tenant.name, &consumer.row.name, bulk).await.unwrap()
 }
 
 /// Events of a message's history: event, attempt, reason, actor.
 async fn history(
-    world: &World,
+    fixture: &InboxFixture,
     id: &str,
 ) -> Vec<(String, Option<i32>, Option<String>, Option<String>)> {
     const HISTORY: &str = "SELECT event, attempt, reason, actor FROM oncebox.inbox_history WHERE \
         message_id = $1 ORDER BY history_id";
-    sqlx::query_as(HISTORY).bind(id).fetch_all(&world.pool).await.unwrap()
+    sqlx::query_as(HISTORY).bind(id).fetch_all(&fixture.pool).await.unwrap()
 }
 
 /// What could go wrong: a redriven message has another id, lost its headers, its payload or its
@@ -60,24 +62,24 @@ async fn history(
 /// S1-059, S1-060, S1-109, S0-030.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_letter_runs_again_as_what_it_is() {
-    let world = World::new().await;
-    let consumer = world.simple("", QUICK).await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", QUICK).await;
+    let host = fixture.host(&consumer);
     let mut letter = record(0, "a", "sql INSERT INTO late VALUES (1)\nresult 7");
     letter.headers.push(("causation".to_owned(), b"c-1".to_vec()));
     deliver(&host, std::slice::from_ref(&letter)).await;
-    world.retry_until_settled(&host).await;
-    let before = world.row(&consumer, "a").await;
+    fixture.retry_until_settled(&host).await;
+    let before = fixture.row(&consumer, "a").await;
     // S0-008.
     assert_eq!(before.state(), ("failed_terminal", Some("sql_error:42P01"), 2));
 
     // Not mended yet: it gets the runs of a new one, and is a dead letter again.
-    let done = act(&world, &consumer, &all(Action::Redrive)).await;
+    let done = act(&fixture, &consumer, &all(Action::Redrive)).await;
     assert_eq!((done.changed, done.left), (1, 0));
-    assert_eq!(world.row(&consumer, "a").await.state(), ("received", None, 0));
-    world.retry_until_settled(&host).await;
+    assert_eq!(fixture.row(&consumer, "a").await.state(), ("received", None, 0));
+    fixture.retry_until_settled(&host).await;
     let again =
-        act(&world, &consumer, &BulkAction { as_of: Some(done.as_of), ..all(Action::Redrive) })
+        act(&fixture, &consumer, &BulkAction { as_of: Some(done.as_of), ..all(Action::Redrive) })
             .await;
     assert_eq!((again.changed, again.left), (0, 0), "what failed again since is left alone");
 
@@ -85,10 +87,10 @@ async fn a_dead_letter_runs_again_as_what_it_is() {
         "CREATE TABLE {0}.late (n int); GRANT ALL ON {0}.late TO {1}",
         consumer.tenant.schema_name, consumer.tenant.login
     );
-    world.execute(tables).await;
-    assert_eq!(act(&world, &consumer, &these(Action::Redrive, &["a"])).await.changed, 1);
-    world.retry_until_settled(&host).await;
-    let row = world.row(&consumer, "a").await;
+    fixture.execute(tables).await;
+    assert_eq!(act(&fixture, &consumer, &these(Action::Redrive, &["a"])).await.changed, 1);
+    fixture.retry_until_settled(&host).await;
+    let row = fixture.row(&consumer, "a").await;
     assert_eq!((row.state(), &row.result), (("completed", None, 1), &Some(serde_json::json!(7))));
     assert_eq!(
         (&row.topic, row.partition, row.offset, &row.payload_hash),
@@ -97,11 +99,12 @@ async fn a_dead_letter_runs_again_as_what_it_is() {
     deliver(&host, &[letter]).await;
     // S1-059, S1-060, S1-109.
     assert_eq!(
-        (world.rows().await.len(), world.effects(&consumer, "a").await),
+        (fixture.rows().await.len(), fixture.effects(&consumer, "a").await),
         (1, 1),
         "it is known"
     );
-    let retries = world.control.runs("a").into_iter().filter(|ran| ran.kind == DeliveryKind::Retry);
+    let retries =
+        fixture.control.runs("a").into_iter().filter(|ran| ran.kind == DeliveryKind::Retry);
     assert_eq!(retries.map(|ran| ran.attempt).collect::<Vec<_>>(), [2, 1, 2, 1]);
 
     let failed =
@@ -110,23 +113,23 @@ async fn a_dead_letter_runs_again_as_what_it_is() {
         ("redriven".to_owned(), Some(2), Some("it was mended".to_owned()), Some("test".to_owned()));
     // S0-042, S1-059, S3-024.
     assert_eq!(
-        history(&world, "a").await,
+        history(&fixture, "a").await,
         [failed(1), failed(2), redriven.clone(), failed(1), failed(2), redriven]
     );
-    let audit = world.admin.audit_list(Some("acme"), 10).await.unwrap();
+    let audit = fixture.admin.audit_list(Some("acme"), 10).await.unwrap();
     let of_redrive: Vec<_> = audit.iter().filter(|entry| entry.action == "inbox.redrive").collect();
     assert_eq!(of_redrive.len(), 2);
     assert_eq!(
         (&*of_redrive[0].subject, &of_redrive[0].details["messages"]),
         ("acme/orders", &serde_json::json!(1))
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// Scripted handlers, and each message as they are given it, run by run.
-fn watched(world: &World) -> (Arc<PlainHandlers>, Arc<Mutex<Vec<Message>>>) {
+fn watched(fixture: &InboxFixture) -> (Arc<PlainHandlers>, Arc<Mutex<Vec<Message>>>) {
     let given = Arc::<Mutex<Vec<Message>>>::default();
-    let (script, seen) = (Script::handler(world.control.clone()), given.clone());
+    let (script, seen) = (Script::handler(fixture.control.clone()), given.clone());
     let handler = PlainHandler::new(1, move |tx, run| {
         seen.lock().unwrap().push(run.message.clone());
         let script = script.clone();
@@ -141,11 +144,11 @@ fn watched(world: &World) -> (Arc<PlainHandlers>, Arc<Mutex<Vec<Message>>>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_handler_is_given_is_what_came_however_often_it_runs() {
     for ack in ["after_commit", "after_insert"] {
-        let world = World::new().await;
+        let fixture = InboxFixture::new().await;
         let policy = format!("ack = '{ack}'\norder = 'key'\n{QUICK}");
-        let consumer = world.simple("", &policy).await;
-        let (handlers, given) = watched(&world);
-        let host = world.host_with(&consumer, handlers, &SessionSettings::default());
+        let consumer = fixture.simple("", &policy).await;
+        let (handlers, given) = watched(&fixture);
+        let host = fixture.host_with(&consumer, handlers, &SessionSettings::default());
         let mut letter = Record {
             partition: 0,
             offset: 77,
@@ -165,21 +168,21 @@ async fn what_a_handler_is_given_is_what_came_however_often_it_runs() {
             letter.headers.push((name.to_owned(), value.to_vec()));
         }
         deliver(&host, std::slice::from_ref(&letter)).await;
-        world.retry_until_settled(&host).await;
-        assert_eq!(act(&world, &consumer, &all(Action::Redrive)).await.changed, 1);
-        world.retry_until_settled(&host).await;
+        fixture.retry_until_settled(&host).await;
+        assert_eq!(act(&fixture, &consumer, &all(Action::Redrive)).await.changed, 1);
+        fixture.retry_until_settled(&host).await;
         for payload in ["park", "result 7"] {
             let edit = Edit { payload: payload.into(), reason: "a typo".to_owned(), as_of: None };
-            world.admin.edit_message("acme", "orders", "a", &edit).await.unwrap();
-            let shown = world.admin.inbox_show("acme", "orders", "a").await.unwrap();
+            fixture.admin.edit_message("acme", "orders", "a", &edit).await.unwrap();
+            let shown = fixture.admin.inbox_show("acme", "orders", "a").await.unwrap();
             assert_eq!(
                 (shown.key, shown.headers),
                 (letter.key.clone(), letter.headers.clone()),
                 "an edit is of the payload alone"
             );
-            world.retry_until_settled(&host).await;
+            fixture.retry_until_settled(&host).await;
         }
-        assert_eq!(world.row(&consumer, "a").await.state(), ("completed", None, 1), "{ack}");
+        assert_eq!(fixture.row(&consumer, "a").await.state(), ("completed", None, 1), "{ack}");
 
         let given = std::mem::take(&mut *given.lock().unwrap());
         let mut payloads: Vec<_> =
@@ -213,7 +216,7 @@ async fn what_a_handler_is_given_is_what_came_however_often_it_runs() {
             let place = (&*record.topic, record.partition, record.offset, record.timestamp_ms);
             assert_eq!(place, ("t", 0, 77, letter.timestamp_ms), "{ack}");
         }
-        world.finish().await;
+        fixture.finish().await;
     }
 }
 
@@ -221,10 +224,10 @@ async fn what_a_handler_is_given_is_what_came_however_often_it_runs() {
 /// S2-003.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_open_is_counted_by_state_and_reason() {
-    let world = World::new().await;
+    let fixture = InboxFixture::new().await;
     let consumer =
-        world.simple("", "alerts = { parked = 4, dead_letters = 2, pending_age_s = 3600 }").await;
-    let count = async || world.admin.backlog("acme", "orders").await.unwrap();
+        fixture.simple("", "alerts = { parked = 4, dead_letters = 2, pending_age_s = 3600 }").await;
+    let count = async || fixture.admin.backlog("acme", "orders").await.unwrap();
     assert_eq!(count().await, Default::default());
     let mut no_id = record(5, "", "");
     no_id.headers.clear();
@@ -236,7 +239,7 @@ async fn what_is_open_is_counted_by_state_and_reason() {
         record(4, "done", "# another payload"),
         no_id,
     ];
-    deliver(&world.host(&consumer), &log).await;
+    deliver(&fixture.host(&consumer), &log).await;
     let (backlog, alerts) = count().await;
     let counted: Vec<_> = backlog
         .open
@@ -265,25 +268,25 @@ async fn what_is_open_is_counted_by_state_and_reason() {
     );
     let set_back = "UPDATE oncebox.inbox SET received_at = received_at - interval '2 hours' WHERE \
         message_id = 'later'";
-    world.execute(set_back).await;
+    fixture.execute(set_back).await;
     let (_, alerts) = count().await;
     assert_eq!(
         alerts.iter().map(|alert| alert.name).collect::<Vec<_>>(),
         ["pending_age_s", "collisions"]
     );
-    act(&world, &consumer, &all(Action::Discard)).await;
+    act(&fixture, &consumer, &all(Action::Discard)).await;
     assert_eq!(count().await, Default::default());
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: an alert is not seen where it is looked for, or never ends. S0-041, S0-050,
 /// S1-074 to S1-077, S1-082, S1-091, S2-014.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_alert_begins_and_ends() {
-    let scenario = Scenario::new().await.unwrap();
+    let fixture = HostFixture::new().await.unwrap();
     let load = [Work::Park, Work::Pay, Work::Park, Work::Pay, Work::Reject];
-    scenario.send(&Load::of(load)).await.unwrap();
-    let host = scenario.start("a", &[]).unwrap();
+    fixture.send(&Load::of(load)).await.unwrap();
+    let host = fixture.start("a", &[]).unwrap();
     let messages = async |status: &str, count| {
         host.until_metric("oncebox_inbox_messages", &[&format!("status=\"{status}\"")], count)
             .await
@@ -313,7 +316,7 @@ async fn an_alert_begins_and_ends() {
         now() + interval '1 hour', \
         received_at = now() - interval '2 hours', processed_at = NULL WHERE status = \
         'failed_terminal'";
-    sqlx::query(LATER).execute(&scenario.pool).await.unwrap();
+    sqlx::query(LATER).execute(&fixture.pool).await.unwrap();
     // S1-074
     host.until_metric("oncebox_inbox_pending_messages", &[], 1.0).await.unwrap();
     messages("failed_retryable", 1.0).await;
@@ -324,13 +327,13 @@ async fn an_alert_begins_and_ends() {
     const BACK: &str = "UPDATE oncebox.inbox SET status = 'failed_terminal', next_attempt_at = \
         NULL, processed_at = now() \
         WHERE status = 'failed_retryable'";
-    sqlx::query(BACK).execute(&scenario.pool).await.unwrap();
+    sqlx::query(BACK).execute(&fixture.pool).await.unwrap();
     alert("pending_age_s", 0.0).await;
-    let tenant = scenario.tenant.name.clone();
+    let tenant = fixture.tenant.name.clone();
     let named = ["--tenant", &tenant, "--consumer", "payments"];
-    let stats = scenario.ok(&[&["inbox", "stats"], &named[..]].concat()).await.unwrap();
+    let stats = fixture.ok(&[&["inbox", "stats"], &named[..]].concat()).await.unwrap();
     assert!(stats.contains("dead_letters") && stats.contains("parked"), "{stats}");
-    scenario
+    fixture
         .ok(&[&["inbox", "discard", "--all", "--because", "a test"], &named[..]].concat())
         .await
         .unwrap();
@@ -344,10 +347,10 @@ async fn an_alert_begins_and_ends() {
 /// that does not fit the filter is.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_what_it_is_for_is_touched() {
-    let world = World::new().await;
+    let fixture = InboxFixture::new().await;
     let consumer =
-        world.simple("", "retry = { backoff_min_ms = 60000, backoff_max_ms = 60000 }").await;
-    let host = world.host(&consumer);
+        fixture.simple("", "retry = { backoff_min_ms = 60000, backoff_max_ms = 60000 }").await;
+    let host = fixture.host(&consumer);
     let mut no_id = record(4, "", "");
     no_id.headers.clear();
     let mut unrouted = record(5, "unrouted", "");
@@ -362,7 +365,7 @@ async fn only_what_it_is_for_is_touched() {
     ];
     deliver(&host, &log).await;
     let count = async |bulk: BulkAction| {
-        self::act(&world, &consumer, &BulkAction { limit: 0, ..bulk }).await.left
+        self::act(&fixture, &consumer, &BulkAction { limit: 0, ..bulk }).await.left
     };
     assert_eq!(
         (
@@ -390,7 +393,7 @@ async fn only_what_it_is_for_is_touched() {
         2
     );
     assert!(
-        world
+        fixture
             .admin
             .audit_list(None, 100)
             .await
@@ -400,53 +403,57 @@ async fn only_what_it_is_for_is_touched() {
         "nothing was done"
     );
 
-    assert_eq!(act(&world, &consumer, &all(Action::Retry)).await.changed, 1);
+    assert_eq!(act(&fixture, &consumer, &all(Action::Retry)).await.changed, 1);
     assert_eq!(step(&host).await.unwrap(), 1);
-    assert_eq!(world.row(&consumer, "later").await.state(), ("completed", None, 2));
+    assert_eq!(fixture.row(&consumer, "later").await.state(), ("completed", None, 2));
     assert_eq!(
-        act(&world, &consumer, &BulkAction { filter: by_reason("reject"), ..all(Action::Discard) })
-            .await
-            .changed,
+        act(
+            &fixture,
+            &consumer,
+            &BulkAction { filter: by_reason("reject"), ..all(Action::Discard) }
+        )
+        .await
+        .changed,
         1
     );
     // S0-008, S0-030, S1-030.
-    assert_eq!(world.row(&consumer, "rejected").await.state(), ("discarded", Some("reject"), 1));
-    assert_eq!(act(&world, &consumer, &these(Action::Redrive, &["rejected"])).await.changed, 0);
+    assert_eq!(fixture.row(&consumer, "rejected").await.state(), ("discarded", Some("reject"), 1));
+    assert_eq!(act(&fixture, &consumer, &these(Action::Redrive, &["rejected"])).await.changed, 0);
     let missing =
-        world.admin.act_on_messages("acme", "nobody", &all(Action::Redrive)).await.unwrap_err();
+        fixture.admin.act_on_messages("acme", "nobody", &all(Action::Redrive)).await.unwrap_err();
     assert!(matches!(missing, InboxError::NotFound(_)), "{missing}");
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: what is run at once fails at once, and is run again and again by the same
 /// command until it is a dead letter.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_runs_what_waits_for_its_retry_once() {
-    let world = World::new().await;
-    let consumer = world
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture
         .simple("", "retry = { backoff_min_ms = 60000, backoff_max_ms = 60000, jitter = 'none' }")
         .await;
-    let host = world.host(&consumer);
+    let host = fixture.host(&consumer);
     let log: Vec<Record> = (0..3).map(|n| record(n, &format!("m{n}"), "trap")).collect();
     deliver(&host, &log).await;
     let mut request = BulkAction { limit: 2, ..all(Action::Retry) };
     let mut changed = 0;
     for left in [1, 0, 0] {
-        let done = act(&world, &consumer, &request).await;
+        let done = act(&fixture, &consumer, &request).await;
         while step(&host).await.unwrap() > 0 {}
         assert_eq!(done.left, left);
         changed += done.changed;
         request.as_of = Some(done.as_of);
     }
     assert_eq!(changed, 3);
-    let attempts: Vec<_> = world.rows().await.into_iter().map(|row| row.attempts).collect();
+    let attempts: Vec<_> = fixture.rows().await.into_iter().map(|row| row.attempts).collect();
     assert_eq!(attempts, [2, 2, 2]);
     assert_eq!(
-        act(&world, &consumer, &all(Action::Retry)).await.changed,
+        act(&fixture, &consumer, &all(Action::Retry)).await.changed,
         3,
         "said again, it is done again"
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: two people ask at once, or one asks twice, and a message runs twice.
@@ -454,18 +461,18 @@ async fn a_command_runs_what_waits_for_its_retry_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn asked_twice_it_is_done_once() {
     const LETTERS: i64 = 500;
-    let world = World::new().await;
-    let consumer = world.simple("", "retry = { attempts_max = 1 }").await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "retry = { attempts_max = 1 }").await;
+    let host = fixture.host(&consumer);
     let log: Vec<Record> = (0..LETTERS).map(|n| record(n, &format!("m{n}"), "reject")).collect();
     deliver(&host, &log).await;
     // The scripted handler does what the payload says.
-    world.execute("UPDATE oncebox.inbox SET payload = '' WHERE status = 'failed_terminal'").await;
+    fixture.execute("UPDATE oncebox.inbox SET payload = '' WHERE status = 'failed_terminal'").await;
     let people = (0..3).map(|_| async {
         let mut changed = 0;
         loop {
             let done =
-                act(&world, &consumer, &BulkAction { limit: 40, ..all(Action::Redrive) }).await;
+                act(&fixture, &consumer, &BulkAction { limit: 40, ..all(Action::Redrive) }).await;
             changed += done.changed;
             if done.left == 0 {
                 return changed;
@@ -475,19 +482,19 @@ async fn asked_twice_it_is_done_once() {
     let changed: i64 = futures::future::join_all(people).await.into_iter().sum();
     // S1-011.
     assert_eq!(changed, LETTERS);
-    world.retry_until_settled(&host).await;
+    fixture.retry_until_settled(&host).await;
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
         LETTERS
     );
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox_history WHERE event = 'redriven'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox_history WHERE event = 'redriven'").await,
         LETTERS
     );
     const AUDITED: &str = "SELECT sum((details->>'messages')::bigint)::bigint FROM oncebox.audit \
         WHERE action = 'inbox.redrive'";
-    assert_eq!(world.number(AUDITED).await, LETTERS);
-    world.finish().await;
+    assert_eq!(fixture.number(AUDITED).await, LETTERS);
+    fixture.finish().await;
 }
 
 /// What could go wrong: someone who redrives, or the host that runs what is redriven, dies in the
@@ -498,24 +505,24 @@ async fn asked_twice_it_is_done_once() {
 async fn ten_thousand_dead_letters_are_redriven_twice_while_hosts_die() {
     let letters: usize =
         std::env::var("ONCEBOX_REDRIVE_LETTERS").map_or(10_000, |letters| letters.parse().unwrap());
-    let scenario = Scenario::with(Options { partitions: 4, ..Options::default() }).await.unwrap();
-    scenario.send(&Load::of((0..letters).map(|_| Work::Park))).await.unwrap();
-    let host = scenario.start("a", &[]).unwrap();
+    let fixture = HostFixture::with(Options { partitions: 4, ..Options::default() }).await.unwrap();
+    fixture.send(&Load::of((0..letters).map(|_| Work::Park))).await.unwrap();
+    let host = fixture.start("a", &[]).unwrap();
     let started = Instant::now();
     let parked = "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status = \
         'parked' AND reason = 'park'";
-    while scenario.number(parked).await.unwrap() < letters as i64 {
+    while fixture.number(parked).await.unwrap() < letters as i64 {
         assert!(
             started.elapsed() < Duration::from_secs(120),
             "only {} are parked",
-            scenario.number(parked).await.unwrap()
+            fixture.number(parked).await.unwrap()
         );
         sleep(Duration::from_millis(100)).await;
     }
     // What they waited for.
-    scenario.execute("INSERT INTO {schema}.account (account) VALUES ('nowhere')").await.unwrap();
+    fixture.execute("INSERT INTO {schema}.account (account) VALUES ('nowhere')").await.unwrap();
 
-    let tenant = scenario.tenant.name.clone();
+    let tenant = fixture.tenant.name.clone();
     let command = [
         "inbox",
         "redrive",
@@ -530,40 +537,40 @@ async fn ten_thousand_dead_letters_are_redriven_twice_while_hosts_die() {
     ];
     for point in ACTION_POINTS {
         let died =
-            scenario.command(&command, &[("ONCEBOX_FAILPOINT", &format!("{point}@3"))]).unwrap();
+            fixture.command(&command, &[("ONCEBOX_FAILPOINT", &format!("{point}@3"))]).unwrap();
         assert_eq!(
             std::os::unix::process::ExitStatusExt::signal(&died.status),
             Some(libc::SIGKILL),
             "{died:?}"
         );
     }
-    let (one, other) = tokio::join!(scenario.ok(&command), scenario.ok(&command));
+    let (one, other) = tokio::join!(fixture.ok(&command), fixture.ok(&command));
     println!("{}{}", one.unwrap(), other.unwrap());
     host.kill().await.unwrap();
-    let hosts = ["a", "b"].map(|name| scenario.start(name, &[]).unwrap());
+    let hosts = ["a", "b"].map(|name| fixture.start(name, &[]).unwrap());
     sleep(Duration::from_millis(1_500)).await;
     hosts[1].kill().await.unwrap();
-    assert!(scenario.ok(&command).await.unwrap().contains("there is nothing to redrive"));
+    assert!(fixture.ok(&command).await.unwrap().contains("there is nothing to redrive"));
 
     let completed = "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status \
         = 'completed'";
     let started = Instant::now();
-    while scenario.number(completed).await.unwrap() < letters as i64 {
+    while fixture.number(completed).await.unwrap() < letters as i64 {
         assert!(
             started.elapsed() < Duration::from_secs(120),
             "only {} completed",
-            scenario.number(completed).await.unwrap()
+            fixture.number(completed).await.unwrap()
         );
         sleep(Duration::from_millis(100)).await;
     }
-    scenario.check_whole().await.unwrap();
+    fixture.check_whole().await.unwrap();
     // S1-001, S1-011, S1-059, S3-023.
     assert_eq!(
-        scenario.number("SELECT count(*) FROM {schema}.ledger_entry").await.unwrap(),
+        fixture.number("SELECT count(*) FROM {schema}.ledger_entry").await.unwrap(),
         letters as i64
     );
     assert_eq!(
-        scenario
+        fixture
             .number("SELECT count(DISTINCT message_id) FROM {schema}.ledger_entry")
             .await
             .unwrap(),
@@ -571,9 +578,9 @@ async fn ten_thousand_dead_letters_are_redriven_twice_while_hosts_die() {
     );
     const REDRIVEN: &str = "SELECT count(*) FROM oncebox.inbox_history WHERE event = 'redriven' \
         AND reason = 'the account is open'";
-    assert_eq!(scenario.number(REDRIVEN).await.unwrap(), letters as i64, "each has one entry");
+    assert_eq!(fixture.number(REDRIVEN).await.unwrap(), letters as i64, "each has one entry");
     const AUDITED: &str = "SELECT sum((details->>'messages')::bigint)::bigint FROM oncebox.audit \
         WHERE action = 'inbox.redrive'";
-    assert_eq!(scenario.number(AUDITED).await.unwrap(), letters as i64);
+    assert_eq!(fixture.number(AUDITED).await.unwrap(), letters as i64);
     hosts[0].stop().await.unwrap();
 }

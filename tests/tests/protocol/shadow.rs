@@ -18,26 +18,26 @@ use oncebox_model::{
     tx::Tx,
 };
 use oncebox_tests::inbox::{
-    DEADLINE, Guest, PlainHandler, PlainHandlers, Script, TestConsumer, World, code, deliver,
-    execute, record,
+    DEADLINE, Guest, InboxFixture, PlainHandler, PlainHandlers, Script, TestConsumer, code,
+    deliver, execute, record,
 };
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tokio::time::{Instant, sleep, timeout};
 
 /// A tenant with a consumer, a live version and a shadow.
-struct Stage {
-    world: World,
+struct ShadowFixture {
+    inbox: InboxFixture,
     consumer: TestConsumer,
     deployment_id: i64,
 }
 
-impl Stage {
+impl ShadowFixture {
     async fn new(schema: &str, policy: &str) -> Self {
-        let world = World::new().await;
-        let consumer = world.simple(schema, policy).await;
+        let inbox = InboxFixture::new().await;
+        let consumer = inbox.simple(schema, policy).await;
         let deploy = |new: NewDeployment, bytes: &'static [u8]| {
             let (tenant, name) = (consumer.tenant.name.clone(), consumer.row.name.clone());
-            let admin = world.admin.clone();
+            let admin = inbox.admin.clone();
             async move { admin.deploy_compiled(&tenant, &name, new, bytes).await.unwrap() }
         };
         deploy(NewDeployment::stable("*", "h", ""), b"live").await;
@@ -48,10 +48,10 @@ impl Stage {
         };
         let deployment_id = deploy(shadow, b"candidate").await.deployment_id;
         assert_eq!(
-            world.admin.reconcile_capture(&consumer.tenant).await.unwrap(),
+            inbox.admin.reconcile_capture(&consumer.tenant).await.unwrap(),
             Vec::<String>::new()
         );
-        Self { world, consumer, deployment_id }
+        Self { inbox, consumer, deployment_id }
     }
 
     fn shadow(&self, handler: Arc<dyn Handler>) -> Shadow {
@@ -65,12 +65,12 @@ impl Stage {
 
     /// A host whose live version and candidate both do what the messages say.
     fn host(&self) -> Arc<ConsumerInbox> {
-        self.host_of(self.shadow(Script::handler(self.world.control.clone())))
+        self.host_of(self.shadow(Script::handler(self.inbox.control.clone())))
     }
 
     fn host_of(&self, shadow: Shadow) -> Arc<ConsumerInbox> {
-        let live = Script::handler(self.world.control.clone());
-        self.world.host_with(
+        let live = Script::handler(self.inbox.control.clone());
+        self.inbox.host_with(
             &self.consumer,
             PlainHandlers::shadowed(live, shadow),
             &SessionSettings::default(),
@@ -81,7 +81,7 @@ impl Stage {
     async fn report(&self, messages: i64) -> ShadowReport {
         let deadline = Instant::now() + DEADLINE;
         loop {
-            let report = self.world.admin.shadow_report(self.deployment_id).await.unwrap();
+            let report = self.inbox.admin.shadow_report(self.deployment_id).await.unwrap();
             if report.messages >= messages {
                 let skipped: i64 = report.skipped.iter().map(|skipped| skipped.messages).sum();
                 assert_eq!(
@@ -102,13 +102,13 @@ impl Stage {
 
     /// Everything in the tenant's tables.
     async fn dump(&self) -> Vec<String> {
-        let mut connection = self.world.superuser().await;
+        let mut connection = self.inbox.superuser().await;
         dump(&mut connection, &self.consumer.tenant.schema_name).await
     }
 
     async fn finish(self, host: Arc<ConsumerInbox>) {
         host.finish_shadows().await;
-        self.world.finish().await;
+        self.inbox.finish().await;
     }
 }
 
@@ -155,9 +155,9 @@ fn lines(report: &ShadowReport) -> Vec<String> {
 }
 
 /// A candidate that looks at the tables as it finds them, then does what the message says.
-fn looking(stage: &Stage, found: &Arc<Mutex<Vec<Vec<String>>>>) -> Arc<dyn Handler> {
-    let (script, found) = (Script::handler(stage.world.control.clone()), found.clone());
-    let schema = stage.consumer.tenant.schema_name.clone();
+fn looking(fixture: &ShadowFixture, found: &Arc<Mutex<Vec<Vec<String>>>>) -> Arc<dyn Handler> {
+    let (script, found) = (Script::handler(fixture.inbox.control.clone()), found.clone());
+    let schema = fixture.consumer.tenant.schema_name.clone();
     PlainHandler::new(1, move |tx: &Tx, run: &Run<'_>| {
         let (script, found, schema) = (script.clone(), found.clone(), schema.clone());
         Box::pin(async move {
@@ -173,26 +173,26 @@ fn looking(stage: &Stage, found: &Arc<Mutex<Vec<Vec<String>>>>) -> Arc<dyn Handl
 /// Live run, trial, look: the candidate finds the tables as the live run found them, to the last
 /// byte; it does the same and so nothing differs; and the tables are as the live run left them.
 async fn check_exact(schema: &str, script: &str) {
-    let stage = Stage::new(schema, "").await;
+    let fixture = ShadowFixture::new(schema, "").await;
     let found = Arc::default();
-    let host = stage.host_of(stage.shadow(looking(&stage, &found)));
-    let before = stage.dump().await;
+    let host = fixture.host_of(fixture.shadow(looking(&fixture, &found)));
+    let before = fixture.dump().await;
     deliver(&host, &[record(0, "m", script)]).await;
-    let after = stage.dump().await;
-    let report = stage.report(1).await;
+    let after = fixture.dump().await;
+    let report = fixture.report(1).await;
     assert_eq!((report.same, lines(&report)), (1, vec![]), "{script}: {:?}", skipped(&report));
     assert_eq!(
         *found.lock().unwrap(),
         std::slice::from_ref(&before),
         "{script}: the candidate began with other rows"
     );
-    assert_eq!(stage.dump().await, after, "{script}: the trial left something");
+    assert_eq!(fixture.dump().await, after, "{script}: the trial left something");
     assert_ne!(before, after, "{script}: it changed nothing");
     assert_eq!(
-        stage.world.control.runs("m").iter().map(|ran| ran.kind).collect::<Vec<_>>(),
+        fixture.inbox.control.runs("m").iter().map(|ran| ran.kind).collect::<Vec<_>>(),
         [DeliveryKind::Live, DeliveryKind::Shadow]
     );
-    stage.finish(host).await;
+    fixture.finish(host).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -376,13 +376,13 @@ async fn every_type_comes_back_as_it_was() {
 /// the trial, and the candidate adds to theirs, or takes their rows for its own.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trial_begins_where_its_own_message_began_whatever_came_later() {
-    let stage = Stage::new(
+    let fixture = ShadowFixture::new(
         "CREATE TABLE stock (id int PRIMARY KEY, n int); INSERT INTO stock \
         VALUES (1, 100), (2, 0);",
         "",
     )
     .await;
-    let host = stage.host();
+    let host = fixture.host();
     let scripts = [
         "sql UPDATE stock SET n = n - 1 WHERE id = 1",
         "sql UPDATE stock SET n = n * 2 WHERE id = 1\nsql INSERT INTO stock VALUES (3, 1)",
@@ -395,10 +395,10 @@ async fn a_trial_begins_where_its_own_message_began_whatever_came_later() {
         .map(|(offset, script)| record(offset, &format!("m{offset}"), script))
         .collect();
     deliver(&host, &log).await;
-    let report = stage.report(5).await;
+    let report = fixture.report(5).await;
     assert_eq!((report.same, lines(&report)), (5, vec![]), "{:?}", skipped(&report));
     assert_eq!((report.live_statements, report.candidate_statements), (13, 13));
-    stage.finish(host).await;
+    fixture.finish(host).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -446,10 +446,10 @@ async fn each_difference_is_named_with_table_column_and_values() {
         ("same result", "live result {\"a\": 1,\"b\":2}\nshadow result {\"b\":2, \"a\":1}", &[]),
     ];
     for (name, script, expected) in cases {
-        let stage = Stage::new(SCHEMA, "").await;
-        let host = stage.host();
+        let fixture = ShadowFixture::new(SCHEMA, "").await;
+        let host = fixture.host();
         deliver(&host, &[record(0, "m", script)]).await;
-        let report = stage.report(1).await;
+        let report = fixture.report(1).await;
         let mut found = lines(&report);
         if *name == "sequence" {
             found
@@ -464,7 +464,7 @@ async fn each_difference_is_named_with_table_column_and_values() {
         );
         let sums: i64 = report.sums.iter().map(|sum| sum.messages).sum();
         assert_eq!(sums, expected.len() as i64, "{name}: {:?}", report.sums);
-        stage.finish(host).await;
+        fixture.finish(host).await;
     }
 }
 
@@ -472,7 +472,7 @@ async fn each_difference_is_named_with_table_column_and_values() {
 /// message, or is taken for one that did the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_candidate_that_fails_leaves_the_live_path_as_it_is() {
-    let stage = Stage::new(
+    let fixture = ShadowFixture::new(
         "CREATE TABLE item (id int PRIMARY KEY, up int REFERENCES item \
         DEFERRABLE INITIALLY DEFERRED);",
         "",
@@ -480,9 +480,9 @@ async fn a_candidate_that_fails_leaves_the_live_path_as_it_is() {
     .await;
     let shadow = Shadow {
         duration: Duration::from_millis(400),
-        ..stage.shadow(Script::handler(stage.world.control.clone()))
+        ..fixture.shadow(Script::handler(fixture.inbox.control.clone()))
     };
-    let host = stage.host_of(shadow);
+    let host = fixture.host_of(shadow);
     let cases = [
         ("trap", "shadow trap", "failed"),
         ("reject", "shadow reject", "failed"),
@@ -516,7 +516,7 @@ async fn a_candidate_that_fails_leaves_the_live_path_as_it_is() {
         (0, 0, std::collections::BTreeMap::<&str, i64>::new());
     for (offset, (id, script, verdict)) in (0..).zip(cases) {
         deliver(&host, &[record(offset, id, script)]).await;
-        let report = stage.report(offset + 1).await;
+        let report = fixture.report(offset + 1).await;
         match verdict {
             "failed" => failed += 1,
             "same" => same += 1,
@@ -533,27 +533,27 @@ async fn a_candidate_that_fails_leaves_the_live_path_as_it_is() {
             "`{id}`"
         );
         assert_eq!(
-            stage.world.row(&stage.consumer, id).await.state(),
+            fixture.inbox.row(&fixture.consumer, id).await.state(),
             ("completed", None, 1),
             "`{id}`"
         );
-        assert_eq!(stage.world.effects(&stage.consumer, id).await, 1, "`{id}`");
+        assert_eq!(fixture.inbox.effects(&fixture.consumer, id).await, 1, "`{id}`");
     }
-    let items = format!("SELECT count(*) FROM {}.item", stage.consumer.tenant.schema_name);
-    assert_eq!(stage.world.number(items).await, 302, "a trial left a row");
-    stage.finish(host).await;
+    let items = format!("SELECT count(*) FROM {}.item", fixture.consumer.tenant.schema_name);
+    assert_eq!(fixture.inbox.number(items).await, 302, "a trial left a row");
+    fixture.finish(host).await;
 }
 
 /// What could go wrong: a live transaction that needs a row which a trial holds waits until the
 /// trial ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_live_transaction_gets_a_row_that_a_trial_holds() {
-    let stage = Stage::new(
+    let fixture = ShadowFixture::new(
         "CREATE TABLE item (id int PRIMARY KEY, n int); INSERT INTO item VALUES (1, 0), (2, 0);",
         "",
     )
     .await;
-    let host = stage.host();
+    let host = fixture.host();
     // It holds the row and computes, holds it and waits in a statement, and waits for a row itself.
     let cases = [
         (
@@ -570,10 +570,10 @@ async fn a_live_transaction_gets_a_row_that_a_trial_holds() {
     ];
     for (offset, (id, script, gate)) in (0..).zip(cases) {
         deliver(&host, &[record(offset, id, script)]).await;
-        let gate = stage.world.control.gate(gate);
+        let gate = fixture.inbox.control.gate(gate);
         gate.reached(1).await;
         gate.open();
-        let mut live = stage.world.guest(&stage.consumer.tenant).await;
+        let mut live = fixture.inbox.guest(&fixture.consumer.tenant).await;
         let started = Instant::now();
         let update = "BEGIN READ WRITE; UPDATE item SET n = n + 1 WHERE id = 1; COMMIT";
         timeout(DEADLINE, live.execute(sqlx::raw_sql(update))).await.expect("the row").unwrap();
@@ -584,36 +584,36 @@ async fn a_live_transaction_gets_a_row_that_a_trial_holds() {
             started.elapsed()
         );
         println!("{id}: waited {:?}", started.elapsed());
-        let report = stage.report(offset + 1).await;
+        let report = fixture.report(offset + 1).await;
         assert_eq!(skipped(&report), [("stood_in_the_way", offset + 1)], "`{id}`");
         live.close().await.unwrap();
     }
     // The other way round: what someone else holds is not waited for.
-    let mut other = stage.world.guest(&stage.consumer.tenant).await;
+    let mut other = fixture.inbox.guest(&fixture.consumer.tenant).await;
     other
         .execute(sqlx::raw_sql("BEGIN READ WRITE; UPDATE item SET n = n + 1 WHERE id = 2"))
         .await
         .unwrap();
     deliver(&host, &[record(2, "waits", "shadow sql UPDATE item SET n = 7 WHERE id = 2")]).await;
-    assert_eq!(skipped(&stage.report(3).await), [("busy", 1), ("stood_in_the_way", 2)]);
+    assert_eq!(skipped(&fixture.report(3).await), [("busy", 1), ("stood_in_the_way", 2)]);
     other.close().await.unwrap();
-    let n = format!("SELECT sum(n)::bigint FROM {}.item", stage.consumer.tenant.schema_name);
-    assert_eq!(stage.world.number(n).await, 2, "a trial left something, or took something");
-    stage.finish(host).await;
+    let n = format!("SELECT sum(n)::bigint FROM {}.item", fixture.consumer.tenant.schema_name);
+    assert_eq!(fixture.inbox.number(n).await, 2, "a trial left something, or took something");
+    fixture.finish(host).await;
 }
 
 /// What could go wrong: trials that are slow hold up the messages behind them, or are not accounted
 /// for.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_and_a_spent_budget_are_counted_and_hold_nobody_up() {
-    let stage = Stage::new("", "").await;
-    let host = stage.host();
+    let fixture = ShadowFixture::new("", "").await;
+    let host = fixture.host();
     let log: Vec<_> = (0..150).map(|n| record(n, &format!("m{n}"), "shadow gate slow")).collect();
     deliver(&host, &log).await;
     let done = "SELECT count(*) = 150 FROM oncebox.inbox WHERE status = 'completed'";
-    stage.world.until(done).await;
-    stage.world.control.gate("slow").open();
-    let report = stage.report(150).await;
+    fixture.inbox.until(done).await;
+    fixture.inbox.control.gate("slow").open();
+    let report = fixture.report(150).await;
     let [("queue_full", full)] = skipped(&report)[..] else { panic!("{report:#?}") };
     assert!(
         (85..=86).contains(&full) && report.same == 150 - full,
@@ -622,41 +622,41 @@ async fn a_full_queue_and_a_spent_budget_are_counted_and_hold_nobody_up() {
 
     // One connection for all: a trial has none to spare, and the live path does not notice.
     let sessions = Sessions::of(
-        stage.world.admin.session_target(&stage.consumer.tenant).unwrap(),
+        fixture.inbox.admin.session_target(&fixture.consumer.tenant).unwrap(),
         &SessionSettings::default(),
         Budget::new(1),
     );
     let handlers = PlainHandlers::shadowed(
-        Script::handler(stage.world.control.clone()),
-        stage.shadow(Script::handler(stage.world.control.clone())),
+        Script::handler(fixture.inbox.control.clone()),
+        fixture.shadow(Script::handler(fixture.inbox.control.clone())),
     );
-    let row = stage.consumer.row.clone();
+    let row = fixture.consumer.row.clone();
     let poor = ConsumerInbox::new(
         row.consumer_id,
         row.tenant,
         row.name,
-        stage.consumer.policy.clone(),
+        fixture.consumer.policy.clone(),
         "poor".into(),
         sessions,
         handlers,
     );
     deliver(&poor, &[record(200, "last", "")]).await;
-    let report = stage.report(151).await;
+    let report = fixture.report(151).await;
     assert_eq!(skipped(&report), [("no_connection", 1), ("queue_full", full)]);
     poor.finish_shadows().await;
-    stage.finish(host).await;
+    fixture.finish(host).await;
 }
 
 /// What could go wrong: a guest switches capturing on, calls what only triggers may, or writes what
 /// the host takes for changes; or values are kept for a consumer that keeps no payloads.
 #[tokio::test(flavor = "multi_thread")]
 async fn guests_cannot_reach_the_capture_and_values_follow_the_policy() {
-    let stage = Stage::new(
+    let fixture = ShadowFixture::new(
         "CREATE TABLE item (id int PRIMARY KEY, note text); INSERT INTO item VALUES (1, 'x');",
         "payload = 'none'",
     )
     .await;
-    let mut guest = Guest::begin(&stage.world, &stage.consumer).await;
+    let mut guest = Guest::begin(&fixture.inbox, &fixture.consumer).await;
     for sql in [
         "SELECT set_config('oncebox.capture', '200', true)",
         "SELECT oncebox_host.capture(1, 'a', 'b')",
@@ -672,15 +672,15 @@ async fn guests_cannot_reach_the_capture_and_values_follow_the_policy() {
     }
     guest.execute("ROLLBACK").await.unwrap();
     drop(guest);
-    let host = stage.host();
+    let host = fixture.host();
     deliver(
         &host,
         &[record(0, "m", "shadow sql UPDATE item SET note = 'secret'\nshadow result \"secret\"")],
     )
     .await;
-    let report = stage.report(1).await;
+    let report = fixture.report(1).await;
     assert_eq!(lines(&report), ["item updated note -: - - -", " outcome result -: - - -"]);
-    stage.finish(host).await;
+    fixture.finish(host).await;
 }
 
 /// What could go wrong: triggers stay behind, are missing on a table that came later, or wait for a
@@ -689,31 +689,31 @@ async fn guests_cannot_reach_the_capture_and_values_follow_the_policy() {
 async fn triggers_come_with_a_shadow_and_go_with_it() {
     const TRIGGERS: &str =
         "SELECT count(*) FROM pg_trigger WHERE tgname = 'RI_oncebox_capture' AND tgparentid = 0";
-    let stage = Stage::new(
+    let fixture = ShadowFixture::new(
         "CREATE TABLE part (id int) PARTITION BY LIST (id); CREATE TABLE part_1 \
             PARTITION OF part FOR VALUES IN (1);",
         "",
     )
     .await;
-    let (world, tenant) = (&stage.world, &stage.consumer.tenant);
-    assert_eq!(world.number(TRIGGERS).await, 2);
+    let (inbox, tenant) = (&fixture.inbox, &fixture.consumer.tenant);
+    assert_eq!(inbox.number(TRIGGERS).await, 2);
     // A table that came later: nothing is compared until it has its trigger, which a look puts
     // there.
-    world.admin.apply_migration(tenant, "later", "CREATE TABLE later (id int)").await.unwrap();
-    let host = stage.host();
+    inbox.admin.apply_migration(tenant, "later", "CREATE TABLE later (id int)").await.unwrap();
+    let host = fixture.host();
     deliver(&host, &[record(0, "early", "sql INSERT INTO later VALUES (1)")]).await;
-    let early = stage.report(1).await;
+    let early = fixture.report(1).await;
     assert_eq!(
         (skipped(&early), early.uncaptured_tables.as_slice()),
         (vec![("not_installed", 1)], ["later".to_owned()].as_slice())
     );
-    let mut busy = stage.world.guest(tenant).await;
+    let mut busy = fixture.inbox.guest(tenant).await;
     busy.execute(sqlx::raw_sql("BEGIN READ WRITE; INSERT INTO later VALUES (2)")).await.unwrap();
     let looking = tokio::spawn({
-        let (admin, tenant) = (world.admin.clone(), tenant.clone());
+        let (admin, tenant) = (inbox.admin.clone(), tenant.clone());
         async move { admin.reconcile_capture(&tenant).await }
     });
-    let mut writer = stage.world.guest(tenant).await;
+    let mut writer = fixture.inbox.guest(tenant).await;
     for _ in 0..20 {
         let started = Instant::now();
         writer
@@ -733,31 +733,31 @@ async fn triggers_come_with_a_shadow_and_go_with_it() {
         "a table in use is left for the next look"
     );
     busy.execute(sqlx::raw_sql("COMMIT")).await.unwrap();
-    assert!(world.admin.reconcile_capture(tenant).await.unwrap().is_empty());
+    assert!(inbox.admin.reconcile_capture(tenant).await.unwrap().is_empty());
     deliver(&host, &[record(1, "late", "sql INSERT INTO later VALUES (4)")]).await;
-    let late = stage.report(2).await;
+    let late = fixture.report(2).await;
     assert!(late.same == 1 && late.uncaptured_tables.is_empty(), "{late:?}");
     // Switched off by the tenant's own DDL; and twice for hosts that do it at the same time.
-    world
+    inbox
         .admin
         .apply_migration(tenant, "off", "ALTER TABLE later DISABLE TRIGGER \"RI_oncebox_capture\"")
         .await
         .unwrap();
     let (one, other) =
-        tokio::join!(world.admin.reconcile_capture(tenant), world.admin.reconcile_capture(tenant));
+        tokio::join!(inbox.admin.reconcile_capture(tenant), inbox.admin.reconcile_capture(tenant));
     assert!(one.unwrap().is_empty() && other.unwrap().is_empty());
-    assert_eq!(world.number(TRIGGERS).await, 3);
+    assert_eq!(inbox.number(TRIGGERS).await, 3);
     // The shadow ends.
-    world
+    inbox
         .admin
-        .end_deployment(&tenant.name, &stage.consumer.row.name, stage.deployment_id, None)
+        .end_deployment(&tenant.name, &fixture.consumer.row.name, fixture.deployment_id, None)
         .await
         .unwrap();
-    assert!(world.admin.reconcile_capture(tenant).await.unwrap().is_empty());
-    assert_eq!(world.number(TRIGGERS).await, 0);
+    assert!(inbox.admin.reconcile_capture(tenant).await.unwrap().is_empty());
+    assert_eq!(inbox.number(TRIGGERS).await, 0);
     busy.close().await.unwrap();
     writer.close().await.unwrap();
-    stage.finish(host).await;
+    fixture.finish(host).await;
 }
 
 /// Show 5: the demo's webhooks go to its components; of one of them a version with one changed
@@ -772,28 +772,29 @@ async fn a_shadow_with_one_changed_column_shows_exactly_that_on_the_demos_input(
     assert!(pushes > 10);
     let mut tables = Vec::new();
     for with_shadow in [false, true] {
-        let stage = Stage::new(SCHEMA, "limits = { deadline_ms = 20000 }").await;
-        let live = Components::load(&stage, |bytes| bytes).await;
+        let fixture = ShadowFixture::new(SCHEMA, "limits = { deadline_ms = 20000 }").await;
+        let live = Components::load(&fixture, |bytes| bytes).await;
         // The same length, so that it stays a component.
-        let candidate = Components::load(&stage, |bytes| {
+        let candidate = Components::load(&fixture, |bytes| {
             replaced(bytes, b"pushes = activity.pushes + 1", b"pushes = activity.pushes + 2")
         })
         .await;
-        let shadow = stage.shadow(Arc::new(candidate));
+        let shadow = fixture.shadow(Arc::new(candidate));
         let handlers: Arc<dyn oncebox_model::handler::Handlers> = match with_shadow {
             true => PlainHandlers::shadowed(Arc::new(live), shadow),
             false => PlainHandlers::of(Arc::new(live)),
         };
-        let host = stage.world.host_with(&stage.consumer, handlers, &SessionSettings::default());
+        let host =
+            fixture.inbox.host_with(&fixture.consumer, handlers, &SessionSettings::default());
         // In step with the trials, so that none is dropped.
         for part in log.chunks(32) {
             deliver(&host, part).await;
             if with_shadow {
-                stage.report(i64::from(part[0].offset as i32) + part.len() as i64).await;
+                fixture.report(i64::from(part[0].offset as i32) + part.len() as i64).await;
             }
         }
         if with_shadow {
-            let report = stage.report(log.len() as i64).await;
+            let report = fixture.report(log.len() as i64).await;
             let sums: Vec<_> = report
                 .sums
                 .iter()
@@ -821,7 +822,7 @@ async fn a_shadow_with_one_changed_column_shows_exactly_that_on_the_demos_input(
                 report.messages, report.same, report.differ, report.differences[0]
             );
         }
-        let schema = &stage.consumer.tenant.schema_name;
+        let schema = &fixture.consumer.tenant.schema_name;
         let rows = format!(
             "SELECT x::text FROM {schema}.repository_activity x UNION ALL SELECT x::text FROM \
                 {schema}.issue x \
@@ -830,12 +831,12 @@ async fn a_shadow_with_one_changed_column_shows_exactly_that_on_the_demos_input(
         );
         tables.push(
             sqlx::query_scalar::<_, String>(AssertSqlSafe(rows))
-                .fetch_all(&stage.world.pool)
+                .fetch_all(&fixture.inbox.pool)
                 .await
                 .unwrap(),
         );
         host.finish_shadows().await;
-        stage.world.finish().await;
+        fixture.inbox.finish().await;
     }
     assert!(tables[0].len() > 500);
     assert_eq!(tables[0], tables[1], "the shadow changed the live tables");
@@ -855,7 +856,7 @@ const COMPONENTS: &[(&str, &str)] = &[
 ];
 
 impl Components {
-    async fn load(stage: &Stage, change: impl Fn(Vec<u8>) -> Vec<u8>) -> Self {
+    async fn load(fixture: &Stage, change: impl Fn(Vec<u8>) -> Vec<u8>) -> Self {
         let runtime = oncebox_runtime::WasmRuntime::new(oncebox_runtime::RuntimeConfig {
             instances_max: 4,
             ..Default::default()
@@ -871,7 +872,7 @@ impl Components {
             let bytes = if *name == "github-push" { change(bytes) } else { bytes };
             let settings = oncebox_runtime::HandlerSettings {
                 version: 1,
-                limits: stage.consumer.policy.limits.clone(),
+                limits: fixture.consumer.policy.limits.clone(),
                 config: Vec::new(),
                 random_key: [7; 32],
             };

@@ -18,7 +18,7 @@ use oncebox_runtime::{HandlerSettings, RuntimeConfig, WasmRuntime};
 use oncebox_tests::{
     attacks::{self, Case, FUNCTIONS, completes, endless, fails},
     guests::{self, End, Step, component, encode, execute, spin, trap},
-    inbox::{PlainHandlers, TestConsumer, World, deliver, record},
+    inbox::{InboxFixture, PlainHandlers, TestConsumer, deliver, record},
 };
 use sqlx::AssertSqlSafe;
 
@@ -62,8 +62,8 @@ fn well_behaved() -> Vec<u8> {
 }
 
 /// A database with the tenant under attack by its own handlers, and another tenant beside it.
-struct Arena {
-    world: World,
+struct IsolationFixture {
+    inbox: InboxFixture,
     consumer: TestConsumer,
     victim: Tenant,
     runtime: WasmRuntime,
@@ -71,34 +71,34 @@ struct Arena {
     before: String,
 }
 
-impl Arena {
+impl IsolationFixture {
     async fn new(policy: &str) -> Self {
         Self::with(policy, SessionSettings::default(), "").await
     }
 
     /// With tables that need a language, which an operator has to grant.
     async fn with(policy: &str, settings: SessionSettings, functions: &str) -> Self {
-        let world = World::new().await;
-        let victim = world
+        let inbox = InboxFixture::new().await;
+        let victim = inbox
             .tenant(
                 "victim",
                 "CREATE TABLE vault (secret text); INSERT INTO vault VALUES ('gold');",
             )
             .await;
-        let tenant = world.tenant("acme", SCHEMA).await;
+        let tenant = inbox.tenant("acme", SCHEMA).await;
         if !functions.is_empty() {
-            world
+            inbox
                 .execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login))
                 .await;
-            world.admin.apply_migration(&tenant, "functions", functions).await.unwrap();
+            inbox.admin.apply_migration(&tenant, "functions", functions).await.unwrap();
         }
-        let consumer = world.consumer(&tenant, "orders", policy).await;
+        let consumer = inbox.consumer(&tenant, "orders", policy).await;
         let runtime =
             WasmRuntime::new(RuntimeConfig { instances_max: 4, ..RuntimeConfig::default() })
                 .unwrap();
-        let host = world.host_with(&consumer, world.scripts(), &settings);
-        let before = host_state(&world).await;
-        Self { world, consumer, victim, runtime, host, before }
+        let host = fixture.host_with(&consumer, fixture.scripts(), &settings);
+        let before = host_state(&fixture).await;
+        Self { fixture, consumer, victim, runtime, host, before }
     }
 
     async fn handler(&self, component: &[u8]) -> Arc<dyn Handler> {
@@ -137,7 +137,7 @@ impl Arena {
         );
         self.check_rows(cases, 1).await;
         if self.consumer.policy.retry.attempts_max == 2 {
-            self.world.retry_until_settled(&self.host).await;
+            self.inbox.retry_until_settled(&self.host).await;
             self.check_rows(cases, 2).await;
         }
     }
@@ -145,7 +145,7 @@ impl Arena {
     async fn check_rows(&self, cases: &[Case], attempts: i32) {
         let mut faults = Vec::new();
         for case in cases {
-            let row = self.world.row(&self.consumer, &case.name).await;
+            let row = self.inbox.row(&self.consumer, &case.name).await;
             let retried = attempts == 2 && case.status == "failed_retryable";
             let status = if retried { "failed_terminal" } else { case.status };
             let expected = (status, case.reason.as_deref(), if retried { 2 } else { 1 });
@@ -159,11 +159,11 @@ impl Arena {
                     row.last_error
                 ));
             }
-            let effects = self.world.effects(&self.consumer, &case.name).await;
+            let effects = self.inbox.effects(&self.consumer, &case.name).await;
             if effects != i64::from(case.status == "completed") {
                 faults.push(format!("`{}` is {} with {effects} effects", case.name, case.status));
             }
-            let beside = self.world.row(&self.consumer, &format!("beside {}", case.name)).await;
+            let beside = self.inbox.row(&self.consumer, &format!("beside {}", case.name)).await;
             if beside.state() != ("completed", None, 1) || beside.result.is_none() {
                 faults.push(format!("beside `{}`: {beside:?}", case.name));
             }
@@ -174,7 +174,7 @@ impl Arena {
     /// What the handlers of this tenant wrote beside their effects.
     async fn loot(&self) -> Vec<String> {
         let sql = format!("SELECT what FROM {}.loot ORDER BY 1", self.consumer.tenant.schema_name);
-        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&self.world.pool).await.unwrap()
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&self.inbox.pool).await.unwrap()
     }
 
     /// Nothing was taken, nothing is left: the other tenant's tables, the roles and their settings,
@@ -182,26 +182,26 @@ impl Arena {
     /// the guard.
     async fn finish(self) {
         assert_eq!(
-            host_state(&self.world).await,
+            host_state(&self.inbox).await,
             self.before,
             "something outside the tenant's tables changed"
         );
         let kept =
             format!("SELECT count(*) FROM {}.vault WHERE secret = 'gold'", self.victim.schema_name);
-        assert_eq!(self.world.number(kept).await, 1);
+        assert_eq!(self.inbox.number(kept).await, 1);
         let left = "SELECT (SELECT count(*) FROM pg_prepared_xacts WHERE database = \
             current_database()) + (SELECT count(*) FROM pg_largeobject_metadata)";
         assert_eq!(
-            self.world.number(left).await,
+            self.inbox.number(left).await,
             0,
             "a prepared transaction or a large object is left over"
         );
-        self.world.finish().await;
+        self.inbox.finish().await;
     }
 }
 
 /// Everything that no handler may change, as a text to compare.
-async fn host_state(world: &World) -> String {
+async fn host_state(inbox: &InboxFixture) -> String {
     const STATE: &str = "WITH role AS (SELECT a.* FROM pg_authid a WHERE rolname IN (SELECT login \
         FROM oncebox.tenant UNION ALL SELECT owner_login FROM oncebox.tenant)) \
         SELECT concat_ws(E'\n', (SELECT string_agg(r::text, E'\n' ORDER BY r.oid) FROM role r), \
@@ -217,7 +217,7 @@ async fn host_state(world: &World) -> String {
             (SELECT string_agg(c::text, E'\n' ORDER BY c.consumer_id) FROM oncebox.consumer c), \
             (SELECT string_agg(a::text, E'\n' ORDER BY a.audit_id) FROM oncebox.audit a), \
             (SELECT count(*)::text FROM oncebox.probation))";
-    sqlx::query_scalar(STATE).fetch_one(&world.pool).await.unwrap()
+    sqlx::query_scalar(STATE).fetch_one(&inbox.pool).await.unwrap()
 }
 
 fn of_type(event_type: &str, id: &str) -> Record {
@@ -230,7 +230,7 @@ fn of_type(event_type: &str, id: &str) -> Record {
 /// that other messages use. D.3 of the sandbox, B3; D4, D5.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_statements_on_rows_reach_the_database() {
-    let arena = Arena::new(POLICY).await;
+    let fixture = IsolationFixture::new(POLICY).await;
     let refused = |name: &str, sql: &str, word: &str| {
         fails(
             name,
@@ -280,35 +280,35 @@ async fn only_statements_on_rows_reach_the_database() {
         "COMMIT",
     ));
     for some in cases.chunks(25) {
-        arena.check(some).await;
+        fixture.check(some).await;
     }
-    assert_eq!(arena.loot().await, [""; 0]);
-    arena.finish().await;
+    assert_eq!(fixture.loot().await, [""; 0]);
+    fixture.finish().await;
 }
 
 /// What could go wrong: a handler reads or writes what is not its tenant's, completes or claims
 /// messages by itself, or reaches out of its transaction through a function. B1, B3, D.2; D5.
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_but_the_tenants_rows_is_out_of_reach() {
-    let arena = Arena::new(POLICY).await;
-    let (victim, consumer) = (&arena.victim.schema_name, arena.consumer.row.consumer_id);
+    let fixture = IsolationFixture::new(POLICY).await;
+    let (victim, consumer) = (&fixture.victim.schema_name, fixture.consumer.row.consumer_id);
     let denied = attacks::out_of_reach(victim, consumer);
     let cases: Vec<_> = denied
         .iter()
         .map(|(name, sql)| fails(name, hostile([execute(sql)]), "sql_error:42501", "denied"))
         .collect();
     for some in cases.chunks(25) {
-        arena.check(some).await;
+        fixture.check(some).await;
     }
-    assert_eq!(arena.loot().await, [""; 0]);
-    arena.finish().await;
+    assert_eq!(fixture.loot().await, [""; 0]);
+    fixture.finish().await;
 }
 
 /// What could go wrong: an error that a handler swallows is committed as a success, or the row says
 /// something else than PostgreSQL did. S0-022, S0-024; D3.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_statement_is_recorded_with_its_code() {
-    let arena = Arena::new(POLICY).await;
+    let fixture = IsolationFixture::new(POLICY).await;
     let mut cases = Vec::new();
     for (sqlstate, sql, text) in [
         ("22012", "SELECT 1/0", "division by zero"),
@@ -353,20 +353,20 @@ async fn a_failed_statement_is_recorded_with_its_code() {
         "division",
     ));
     // S0-022, S0-024.
-    arena.check(&cases).await;
-    assert_eq!(arena.loot().await, [""; 0]);
-    arena.finish().await;
+    fixture.check(&cases).await;
+    assert_eq!(fixture.loot().await, [""; 0]);
+    fixture.finish().await;
 }
 
 /// What could go wrong: a component that breaks, lies about its memory or takes too much of
 /// something takes the host or its neighbours with it, or is recorded as something else. D6.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broken_or_greedy_component_ends_alone() {
-    let arena = Arena::new(POLICY).await;
+    let fixture = IsolationFixture::new(POLICY).await;
     let wat = |text: &str| hostile([Step::Wat(text.to_owned())]);
     let query = |sql: &str| Step::Query(sql.to_owned());
-    arena.check(&attacks::broken_components(&around::<Vec<Step>>)).await;
-    arena
+    fixture.check(&attacks::broken_components(&around::<Vec<Step>>)).await;
+    fixture
         .check(&[
             fails(
                 "a huge parameter",
@@ -412,8 +412,8 @@ async fn a_broken_or_greedy_component_ends_alone() {
             ),
         ])
         .await;
-    assert_eq!(arena.loot().await, ["after", "after", "after", "before", "before", "before"]);
-    arena.finish().await;
+    assert_eq!(fixture.loot().await, ["after", "after", "after", "before", "before", "before"]);
+    fixture.finish().await;
 }
 
 /// What could go wrong: a message that does not end holds its partition, its locks and its
@@ -422,7 +422,7 @@ async fn a_broken_or_greedy_component_ends_alone() {
 async fn a_handler_that_does_not_end_is_stopped() {
     let policy =
         "batch = { duration_ms = 60000 }\nlimits = { deadline_ms = 1000, statements_max = 100000 }";
-    let arena = Arena::new(policy).await;
+    let fixture = IsolationFixture::new(policy).await;
     let spinning_allocator = guests::text(&around([]), &End::Ok).replacen(
         "(local $at i32)\n",
         "(local $at i32) (loop $again (br $again))\n",
@@ -437,7 +437,7 @@ async fn a_handler_that_does_not_end_is_stopped() {
     let empty_statement = "(global.set $next (i32.const 60000)) (call $execute (i32.const 0) \
         (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 256))";
     let stopped = "stopped after 1000 ms";
-    arena
+    fixture
         .check(&[
             fails("spins", hostile([spin()]), "deadline", stopped),
             fails("spins at the start", encode(&spinning_start), "deadline", stopped),
@@ -461,7 +461,7 @@ async fn a_handler_that_does_not_end_is_stopped() {
             ),
         ])
         .await;
-    arena
+    fixture
         .check(&[
             fails(
                 "spins in a statement",
@@ -481,16 +481,16 @@ async fn a_handler_that_does_not_end_is_stopped() {
             fails("reads rows for ever", hostile([Step::Query(endless("1"))]), "deadline", stopped),
         ])
         .await;
-    assert_eq!(arena.loot().await, [""; 0]);
-    arena.finish().await;
+    assert_eq!(fixture.loot().await, [""; 0]);
+    fixture.finish().await;
 }
 
 /// What could go wrong: a statement that PostgreSQL itself stops is the host's trouble. D3.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_that_takes_too_long_is_the_messages_failure() {
     let settings = SessionSettings { statement_timeout_ms: 500, ..SessionSettings::default() };
-    let arena = Arena::with(POLICY, settings, "").await;
-    arena
+    let fixture = IsolationFixture::with(POLICY, settings, "").await;
+    fixture
         .check(&[
             fails(
                 "bomb",
@@ -504,8 +504,8 @@ async fn a_statement_that_takes_too_long_is_the_messages_failure() {
             fails("series", hostile([execute(endless("count(*)"))]), "sql_error:57014", "timeout"),
         ])
         .await;
-    assert_eq!(arena.loot().await, [""; 0]);
-    arena.finish().await;
+    assert_eq!(fixture.loot().await, [""; 0]);
+    fixture.finish().await;
 }
 
 /// What could go wrong: code of a tenant that runs at COMMIT runs with the host's rights, ends the
@@ -513,12 +513,12 @@ async fn a_statement_that_takes_too_long_is_the_messages_failure() {
 /// it likes. B2, B3, A3; D3, D4.
 #[tokio::test(flavor = "multi_thread")]
 async fn code_of_a_tenant_runs_as_the_tenant_also_at_commit() {
-    let arena = Arena::with(POLICY, SessionSettings::default(), FUNCTIONS).await;
+    let fixture = IsolationFixture::with(POLICY, SessionSettings::default(), FUNCTIONS).await;
     let insert = |table: &str, text: &str| {
         hostile([execute(format!("INSERT INTO {table} VALUES ($do${text}$do$)"))])
     };
     let secret = "'\\x00'::bytea";
-    let consumer = arena.consumer.row.consumer_id;
+    let consumer = fixture.consumer.row.consumer_id;
     let mut cases = Vec::new();
     for table in ["now_raises", "then_raises"] {
         for code in ["P0001", "57P01", "08006", "OB001", "XX000"] {
@@ -547,7 +547,7 @@ async fn code_of_a_tenant_runs_as_the_tenant_also_at_commit() {
             ),
             (
                 "another tenant",
-                format!("INSERT INTO loot SELECT secret FROM {}.vault", arena.victim.schema_name),
+                format!("INSERT INTO loot SELECT secret FROM {}.vault", fixture.victim.schema_name),
                 "42501",
             ),
             (
@@ -574,17 +574,17 @@ async fn code_of_a_tenant_runs_as_the_tenant_also_at_commit() {
         "commit guard",
     ));
     for some in cases.chunks(25) {
-        arena.check(some).await;
+        fixture.check(some).await;
     }
-    assert_eq!(arena.loot().await, [""; 0]);
-    arena.finish().await;
+    assert_eq!(fixture.loot().await, [""; 0]);
+    fixture.finish().await;
 }
 
 /// What could go wrong: a tenant's function gets out of its role, or what it sets in the session is
 /// there for later messages. B1, B3.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_tenants_function_sets_ends_with_its_transaction() {
-    let arena = Arena::with(POLICY, SessionSettings::default(), FUNCTIONS).await;
+    let fixture = IsolationFixture::with(POLICY, SessionSettings::default(), FUNCTIONS).await;
     let does = |what: &str| execute(format!("INSERT INTO now_does VALUES ($do${what}$do$)"));
     let guest = |steps: Vec<Step>| {
         component(&[vec![Step::ExecuteWithId(EFFECT.to_owned())], steps].concat(), &End::Ok)
@@ -592,7 +592,7 @@ async fn what_a_tenants_function_sets_ends_with_its_transaction() {
     let says = |what: &str| execute(format!("INSERT INTO loot SELECT {what}"));
     // At COMMIT it is still the tenant, whatever it tries.
     let me = "INSERT INTO loot SELECT session_user || ' ' || current_user";
-    arena
+    fixture
         .check(&[
             completes(
                 "who am I at commit",
@@ -608,11 +608,11 @@ async fn what_a_tenants_function_sets_ends_with_its_transaction() {
             ),
         ])
         .await;
-    let login = &arena.consumer.tenant.login;
-    assert_eq!(arena.loot().await, vec![format!("{login} {login}"); 2]);
+    let login = &fixture.consumer.tenant.login;
+    assert_eq!(fixture.loot().await, vec![format!("{login} {login}"); 2]);
     // Settings of a session that lives on.
-    arena.world.execute(format!("TRUNCATE {}.loot", arena.consumer.tenant.schema_name)).await;
-    arena
+    fixture.inbox.execute(format!("TRUNCATE {}.loot", fixture.consumer.tenant.schema_name)).await;
+    fixture
         .check(&[completes(
             "sets",
             guest(vec![
@@ -623,9 +623,9 @@ async fn what_a_tenants_function_sets_ends_with_its_transaction() {
         .await;
     let asked = "current_setting('statement_timeout') || ' ' || \
         current_setting('default_transaction_read_only')";
-    arena.check(&[completes("asks", guest(vec![says(asked)]))]).await;
-    assert_eq!(arena.loot().await, ["5s on"]);
-    arena.finish().await;
+    fixture.check(&[completes("asks", guest(vec![says(asked)]))]).await;
+    assert_eq!(fixture.loot().await, ["5s on"]);
+    fixture.finish().await;
 }
 
 /// What could go wrong: an answer of a handler is taken for another, a statement that was undone
@@ -640,7 +640,7 @@ async fn answers_and_savepoints_and_logs_do_what_they_say() {
             "attempts_max = 5"
         )
     );
-    let arena = Arena::new(&policy).await;
+    let fixture = IsolationFixture::new(&policy).await;
     let answers = |end: End| component(&around([]), &end);
     let status = |name: &str, end: End, status: &'static str, reason: &str, text: &str| Case {
         status,
@@ -654,7 +654,7 @@ async fn answers_and_savepoints_and_logs_do_what_they_say() {
             Step::RollBack,
         ]
     };
-    arena
+    fixture
         // S0-010, S1-068, S1-115.
         .check(&[
             fails("later", answers(End::Retry(Some(60_000))), "retry", "asked to be run again"),
@@ -686,13 +686,13 @@ async fn answers_and_savepoints_and_logs_do_what_they_say() {
             ),
         ])
         .await;
-    let due = arena.world.row(&arena.consumer, "later").await.due_in_ms.unwrap();
+    let due = fixture.inbox.row(&fixture.consumer, "later").await.due_in_ms.unwrap();
     // S1-067.
     assert!((30_000..=60_000).contains(&due), "{due}");
-    let due = arena.world.row(&arena.consumer, "retry").await.due_in_ms.unwrap();
+    let due = fixture.inbox.row(&fixture.consumer, "retry").await.due_in_ms.unwrap();
     assert!(due <= 1_000, "{due}");
-    assert_eq!(arena.loot().await.iter().filter(|what| *what == "undone").count(), 0);
-    assert_eq!(arena.loot().await.len(), 2 * 4, "two each of what completed");
+    assert_eq!(fixture.loot().await.iter().filter(|what| *what == "undone").count(), 0);
+    assert_eq!(fixture.loot().await.len(), 2 * 4, "two each of what completed");
     let log = String::from_utf8_lossy(&lines.lock().unwrap()).into_owned();
     let flood: Vec<_> = log
         .lines()
@@ -701,7 +701,7 @@ async fn answers_and_savepoints_and_logs_do_what_they_say() {
     // S0-039.
     assert!((2..=4000 / 64 + 1).contains(&flood.len()), "{} lines", flood.len());
     assert!(flood.iter().any(|line| line.contains("log output truncated")), "{flood:?}");
-    arena.finish().await;
+    fixture.finish().await;
 }
 
 /// Every line of the log of this process from now on.

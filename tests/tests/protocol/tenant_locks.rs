@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use oncebox_control::{Admin, MigrationBounds};
 use oncebox_model::InboxError;
-use oncebox_tests::inbox::{DEADLINE, World, code, deliver, record};
+use oncebox_tests::inbox::{DEADLINE, InboxFixture, code, deliver, record};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tokio::time::timeout;
 
@@ -86,9 +86,10 @@ async fn execute(connection: &mut PgConnection, sql: String) {
 /// (security finding 5).
 #[tokio::test(flavor = "multi_thread")]
 async fn no_function_locks_what_is_another_tenants() {
-    let world = World::new().await;
-    let (victim, attacker) = (world.tenant("victim", "").await, world.tenant("mallory", "").await);
-    let mut superuser = world.superuser().await;
+    let fixture = InboxFixture::new().await;
+    let (victim, attacker) =
+        (fixture.tenant("victim", "").await, fixture.tenant("mallory", "").await);
+    let mut superuser = fixture.superuser().await;
     for sql in [OBJECTS, CALLS] {
         execute(&mut superuser, sql.replace("{v}", &victim.schema_name)).await;
     }
@@ -104,7 +105,7 @@ async fn no_function_locks_what_is_another_tenants() {
     }
     let calls: Vec<(String, String)> =
         sqlx::query_as("SELECT call, locks FROM locking").fetch_all(&mut superuser).await.unwrap();
-    let mut guest = world.guest(&attacker).await;
+    let mut guest = fixture.guest(&attacker).await;
     let backend: i32 =
         sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut guest).await.unwrap();
     let mut open = Vec::new();
@@ -127,7 +128,7 @@ async fn no_function_locks_what_is_another_tenants() {
         tx.rollback().await.unwrap();
     }
     assert!(open.is_empty(), "a tenant locks what is another's by {open:#?}");
-    world.finish().await;
+    fixture.finish().await;
 }
 
 fn bounded(admin: &Admin, attempts_max: u32) -> Admin {
@@ -143,17 +144,17 @@ fn bounded(admin: &Admin, attempts_max: u32) -> Admin {
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_go_on_while_a_migration_waits() {
     const MESSAGES: usize = 40;
-    let world = World::new().await;
+    let fixture = InboxFixture::new().await;
     let consumer =
-        world.simple("CREATE TABLE note (id text)", "batch = { messages_max = 4 }").await;
-    let mut holder = world.superuser().await;
+        fixture.simple("CREATE TABLE note (id text)", "batch = { messages_max = 4 }").await;
+    let mut holder = fixture.superuser().await;
     execute(
         &mut holder,
         format!("BEGIN; LOCK TABLE {}.note IN ACCESS SHARE MODE", consumer.tenant.schema_name),
     )
     .await;
     let migration = tokio::spawn({
-        let (admin, tenant) = (bounded(&world.admin, 10_000), consumer.tenant.clone());
+        let (admin, tenant) = (bounded(&fixture.admin, 10_000), consumer.tenant.clone());
         async move {
             admin.apply_migration(&tenant, "waits", "ALTER TABLE note ADD COLUMN text text").await
         }
@@ -163,8 +164,8 @@ async fn messages_go_on_while_a_migration_waits() {
             'Lock')",
         consumer.tenant.owner_login
     );
-    world.until(&waits).await;
-    let host = world.host(&consumer);
+    fixture.until(&waits).await;
+    let host = fixture.host(&consumer);
     let script = format!("sql INSERT INTO {}.note (id) VALUES ('x')", consumer.tenant.schema_name);
     let messages: Vec<_> =
         (0..MESSAGES as i64).map(|offset| record(offset, &format!("m{offset}"), &script)).collect();
@@ -176,7 +177,7 @@ async fn messages_go_on_while_a_migration_waits() {
     // While the first one pauses, another may try and fail by itself.
     let refused = async {
         loop {
-            let again = bounded(&world.admin, 1)
+            let again = bounded(&fixture.admin, 1)
                 .apply_migration(&consumer.tenant, "beside", "ALTER TABLE note ADD COLUMN n int")
                 .await;
             let said = again.expect_err("the table is still held").to_string();
@@ -196,16 +197,16 @@ async fn messages_go_on_while_a_migration_waits() {
     );
     let well = "SELECT count(*) FROM oncebox.inbox WHERE status = 'completed' AND attempts = 1 AND \
         last_error IS NULL";
-    assert_eq!(world.number(well).await, MESSAGES as i64);
-    world.finish().await;
+    assert_eq!(fixture.number(well).await, MESSAGES as i64);
+    fixture.finish().await;
 }
 
 /// What could go wrong: a migration that gives way does not say to whom.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_migration_that_gives_way_names_what_holds_the_lock() {
-    let world = World::new().await;
-    let tenant = world.tenant("acme", "CREATE TABLE note (id text)").await;
-    let mut holder = world.superuser().await;
+    let fixture = InboxFixture::new().await;
+    let tenant = fixture.tenant("acme", "CREATE TABLE note (id text)").await;
+    let mut holder = fixture.superuser().await;
     execute(
         &mut holder,
         format!("BEGIN; LOCK TABLE {}.note IN ACCESS SHARE MODE", tenant.schema_name),
@@ -213,7 +214,7 @@ async fn a_migration_that_gives_way_names_what_holds_the_lock() {
     .await;
     let backend: i32 =
         sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut holder).await.unwrap();
-    let applied = bounded(&world.admin, 3)
+    let applied = bounded(&fixture.admin, 3)
         .apply_migration(
             &tenant,
             "waits",
@@ -234,7 +235,7 @@ async fn a_migration_that_gives_way_names_what_holds_the_lock() {
     }
     execute(&mut holder, "ROLLBACK".to_owned()).await;
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.tenant_migration WHERE name = 'waits'").await,
+        fixture.number("SELECT count(*) FROM oncebox.tenant_migration WHERE name = 'waits'").await,
         0
     );
     let table = format!(
@@ -242,26 +243,26 @@ async fn a_migration_that_gives_way_names_what_holds_the_lock() {
             '{}'::regnamespace",
         tenant.schema_name
     );
-    assert_eq!(world.number(table).await, 0, "nothing of it is kept");
-    world.finish().await;
+    assert_eq!(fixture.number(table).await, 0, "nothing of it is kept");
+    fixture.finish().await;
 }
 
 /// What could go wrong: a tenant's migration runs for ever, or fills the disk (security finding 6).
 #[tokio::test(flavor = "multi_thread")]
 async fn migrations_are_bounded() {
-    let world = World::new().await;
-    let tenant = world.tenant("acme", "CREATE TABLE note (id numeric)").await;
+    let fixture = InboxFixture::new().await;
+    let tenant = fixture.tenant("acme", "CREATE TABLE note (id numeric)").await;
     let limited = format!(
         "SELECT count(*) FROM pg_db_role_setting s, unnest(s.setconfig) c WHERE c LIKE \
             'temp_file_limit=%' \
          AND s.setrole IN ('{}'::regrole, '{}'::regrole)",
         tenant.login, tenant.owner_login
     );
-    assert_eq!(world.number(limited).await, 2, "both logins have a bound on temporary files");
-    world
+    assert_eq!(fixture.number(limited).await, 2, "both logins have a bound on temporary files");
+    fixture
         .execute(format!("INSERT INTO {}.note SELECT generate_series(1, 3000)", tenant.schema_name))
         .await;
-    let admin = world.admin.clone().bounding_migrations(MigrationBounds {
+    let admin = fixture.admin.clone().bounding_migrations(MigrationBounds {
         statement_timeout_ms: 300,
         ..MigrationBounds::default()
     });
@@ -281,11 +282,11 @@ async fn migrations_are_bounded() {
     let open =
         format!("SELECT count(*) FROM pg_stat_activity WHERE usename = '{}'", tenant.owner_login);
     let before = tokio::time::Instant::now() + DEADLINE;
-    while world.number(open.clone()).await > 0 {
+    while fixture.number(open.clone()).await > 0 {
         assert!(tokio::time::Instant::now() < before, "its session goes on");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: docs/isolation.md calls a function closed that is not, or does not know of
@@ -298,11 +299,11 @@ async fn the_functions_that_are_closed_are_those_of_the_page() {
         AND NOT has_function_privilege($1, p.oid, 'EXECUTE') \
         AND NOT EXISTS (SELECT FROM pg_init_privs i WHERE i.objoid = p.oid AND i.classoid = \
         'pg_proc'::regclass)";
-    let world = World::new().await;
-    let tenant = world.tenant("acme", "").await;
+    let fixture = InboxFixture::new().await;
+    let tenant = fixture.tenant("acme", "").await;
     let found: BTreeSet<String> = sqlx::query_scalar(CLOSED)
         .bind(&tenant.login)
-        .fetch_all(&world.pool)
+        .fetch_all(&fixture.pool)
         .await
         .unwrap()
         .into_iter()
@@ -322,7 +323,7 @@ async fn the_functions_that_are_closed_are_those_of_the_page() {
         unknown.is_empty() && open.is_empty(),
         "closed, and not in the page: {unknown:?}; in the page, and open: {open:?}"
     );
-    let mut guest = world.guest(&tenant).await;
+    let mut guest = fixture.guest(&tenant).await;
     for tells in [
         "pg_xact_status('3')",
         "pg_blocking_pids(1)",
@@ -335,5 +336,5 @@ async fn the_functions_that_are_closed_are_those_of_the_page() {
             sqlx::query(AssertSqlSafe(format!("SELECT {tells}"))).execute(&mut guest).await;
         assert_eq!(refused.as_ref().err().map(code).as_deref(), Some("42501"), "{tells}");
     }
-    world.finish().await;
+    fixture.finish().await;
 }

@@ -14,9 +14,9 @@ use oncebox_control::{Admin, MasterKey};
 use oncebox_inbox::{Budget, ConsumerInbox, SessionSettings, Sessions};
 use oncebox_model::{InboxError, hooks::REMOVAL_POINTS};
 use oncebox_tests::{
-    desk::{Desk, Way},
-    host::{Options, Scenario, program},
-    inbox::{Guest, TestConsumer, World, code, drive, record, step, take},
+    cli::{Access, CliFixture},
+    host::{HostFixture, Options, program},
+    inbox::{Guest, InboxFixture, TestConsumer, code, drive, record, step, take},
     load::{Load, Work},
 };
 use serde_json::{Value, json};
@@ -29,9 +29,9 @@ use tokio::{
 const QUICK: &str = "retry = { backoff_min_ms = 1, backoff_max_ms = 20 }";
 
 /// A host of which the test holds the sessions.
-fn host(world: &World, consumer: &TestConsumer) -> (Arc<ConsumerInbox>, Arc<Sessions>) {
+fn host(fixture: &InboxFixture, consumer: &TestConsumer) -> (Arc<ConsumerInbox>, Arc<Sessions>) {
     let sessions = Sessions::of(
-        world.admin.session_target(&consumer.tenant).unwrap(),
+        fixture.admin.session_target(&consumer.tenant).unwrap(),
         &SessionSettings::default(),
         Budget::new(16),
     );
@@ -43,7 +43,7 @@ fn host(world: &World, consumer: &TestConsumer) -> (Arc<ConsumerInbox>, Arc<Sess
         policy,
         "host".into(),
         sessions.clone(),
-        world.scripts(),
+        fixture.scripts(),
     );
     (inbox, sessions)
 }
@@ -52,11 +52,11 @@ fn host(world: &World, consumer: &TestConsumer) -> (Arc<ConsumerInbox>, Arc<Sess
 /// that was refused; or what was good before is good for ever. S3-014.
 #[tokio::test(flavor = "multi_thread")]
 async fn new_credentials_cost_no_message() {
-    let world = World::new().await;
-    let consumer = world.simple("", QUICK).await;
-    let (inbox, sessions) = host(&world, &consumer);
-    let before = world.guest_options(&consumer.tenant);
-    let mut old = Guest::connect(&world, &consumer).await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", QUICK).await;
+    let (inbox, sessions) = host(&fixture, &consumer);
+    let before = fixture.guest_options(&consumer.tenant);
+    let mut old = Guest::connect(&fixture, &consumer).await;
     let script = |n: i64| if n % 7 == 0 { "before 2 retry 1\nsleep 2" } else { "sleep 2" };
     let records: Vec<_> = (0..400).map(|n| record(n, &format!("m{n}"), script(n))).collect();
 
@@ -78,7 +78,7 @@ async fn new_credentials_cost_no_message() {
     let rotating = async {
         let mut rotations = 0;
         while rotations < 5 || !settled.load(Ordering::SeqCst) {
-            rotate(&world, &sessions).await;
+            rotate(&fixture, &sessions).await;
             rotations += 1;
             sleep(Duration::from_millis(100)).await;
         }
@@ -90,9 +90,9 @@ async fn new_credentials_cost_no_message() {
         errors.len(),
         errors.first().map(ToString::to_string)
     );
-    world.retry_until_settled(&inbox).await;
+    fixture.retry_until_settled(&inbox).await;
     for n in 0..400 {
-        let row = world.row(&consumer, &format!("m{n}")).await;
+        let row = fixture.row(&consumer, &format!("m{n}")).await;
         assert_eq!(
             (row.status.as_str(), row.attempts, row.crashes),
             ("completed", if n % 7 == 0 { 2 } else { 1 }, 0),
@@ -108,24 +108,24 @@ async fn new_credentials_cost_no_message() {
         "42501",
         "a secret that is two rotations old"
     );
-    old.secret = world.secret(&world.admin.tenant("acme").await.unwrap());
-    world.admin.rotate_credentials("acme").await.unwrap();
+    old.secret = fixture.secret(&fixture.admin.tenant("acme").await.unwrap());
+    fixture.admin.rotate_credentials("acme").await.unwrap();
     claims(&mut old).await.expect("the secret before counts for ten minutes");
-    world.execute("UPDATE oncebox.tenant SET secret_before_until = now()").await;
+    fixture.execute("UPDATE oncebox.tenant SET secret_before_until = now()").await;
     assert_eq!(code(&claims(&mut old).await.unwrap_err()), "42501", "the secret before has ended");
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// A rotation of which the host hears a moment later; logins in between wait for it.
-async fn rotate(world: &World, sessions: &Arc<Sessions>) {
-    let tenant = world.admin.rotate_credentials("acme").await.unwrap();
+async fn rotate(fixture: &InboxFixture, sessions: &Arc<Sessions>) {
+    let tenant = fixture.admin.rotate_credentials("acme").await.unwrap();
     let logging_in = (0..6).map(|_| async {
         sessions.begin().await.map(|transaction| transaction.rollback()).map(drop)
     });
     let logging_in = futures::future::join_all(logging_in);
     let renewing = async {
         sleep(Duration::from_millis(50)).await;
-        let credentials = world.admin.credentials(&tenant).unwrap();
+        let credentials = fixture.admin.credentials(&tenant).unwrap();
         sessions.renew(&credentials.guest_password, credentials.secret);
     };
     let (began, ()) = tokio::join!(logging_in, renewing);
@@ -143,20 +143,20 @@ async fn claims(guest: &mut Guest) -> Result<(), sqlx::Error> {
 /// for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_runs_goes_on_with_new_credentials() {
-    let scenario = Scenario::with(Options { partitions: 1, ..Options::default() }).await.unwrap();
-    let host = scenario.start_ready("a", &[]).await.unwrap();
+    let fixture = HostFixture::with(Options { partitions: 1, ..Options::default() }).await.unwrap();
+    let host = fixture.start_ready("a", &[]).await.unwrap();
     for round in 0..3 {
         let load = Load::of([Work::Pay, Work::Pay, Work::Fails(2), Work::Pay, Work::Open])
             .named(&format!("r{round}"));
-        scenario.send(&load).await.unwrap();
-        scenario.admin.rotate_credentials(&scenario.tenant.name).await.unwrap();
+        fixture.send(&load).await.unwrap();
+        fixture.admin.rotate_credentials(&fixture.tenant.name).await.unwrap();
     }
-    scenario.wait_settled().await.unwrap();
+    fixture.wait_settled().await.unwrap();
     // Only a login with the present password works from here on.
-    scenario.cut_sessions().await.unwrap();
-    scenario.send(&Load::of([Work::Pay, Work::Pay]).named("after")).await.unwrap();
-    scenario.wait_settled().await.unwrap();
-    scenario.check().await.unwrap();
+    fixture.cut_sessions().await.unwrap();
+    fixture.send(&Load::of([Work::Pay, Work::Pay]).named("after")).await.unwrap();
+    fixture.wait_settled().await.unwrap();
+    fixture.check().await.unwrap();
     host.stop().await.unwrap();
 }
 
@@ -168,15 +168,15 @@ fn key() -> MasterKey {
 /// wrong one fails in a way that nobody understands.
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_is_sealed_under_a_new_master_key_or_nothing() {
-    let world = World::new().await;
+    let fixture = InboxFixture::new().await;
     let (old, new, other) = (key(), key(), key());
-    let with = |key: &MasterKey| Admin::new(world.superuser_options(), key.clone(), "test");
+    let with = |key: &MasterKey| Admin::new(fixture.superuser_options(), key.clone(), "test");
     let (before, after) = (with(&old), with(&new));
     before.create_tenant("acme").await.unwrap();
     // As an installation has it that is older than sealed credentials.
     let derived = before.create_tenant("derived").await.unwrap();
     let hash = hex::encode(sha256(&old.secret(&derived.login)));
-    world
+    fixture
         .execute(format!(
             "UPDATE oncebox.tenant SET credentials = NULL, secret_hash = '\\x{hash}' \
         WHERE name = 'derived'"
@@ -205,8 +205,8 @@ async fn everything_is_sealed_under_a_new_master_key_or_nothing() {
     let sealed = "SELECT count(*) FROM oncebox.tenant WHERE credentials IS NOT NULL";
     let error = before.rotate_master_key(&new).await.unwrap_err().to_string();
     assert!(error.contains(&other.name()), "{error}");
-    assert_eq!(world.number(sealed).await, 2, "`derived` was sealed all the same");
-    world.execute("DELETE FROM oncebox.tenant WHERE name = 'strange'").await;
+    assert_eq!(fixture.number(sealed).await, 2, "`derived` was sealed all the same");
+    fixture.execute("DELETE FROM oncebox.tenant WHERE name = 'strange'").await;
 
     let rotated = before.rotate_master_key(&new).await.unwrap();
     assert_eq!((rotated.sealed, rotated.unchanged, &rotated.key), (2, 0, &new.name()));
@@ -220,10 +220,10 @@ async fn everything_is_sealed_under_a_new_master_key_or_nothing() {
         assert!(matches!(before.credentials(&tenant), Err(InboxError::Sealed(_))));
     }
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.audit WHERE action = 'keys.rotate'").await,
+        fixture.number("SELECT count(*) FROM oncebox.audit WHERE action = 'keys.rotate'").await,
         1
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 fn sha256(bytes: &[u8]) -> Vec<u8> {
@@ -235,51 +235,51 @@ fn sha256(bytes: &[u8]) -> Vec<u8> {
 /// of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_suspended_tenant_is_only_looked_at() {
-    let mut desk = Desk::open(Way::Server).await;
-    desk.ok(&["tenant", "create", "acme"]).await;
+    let mut cli = CliFixture::open(Access::Server).await;
+    cli.ok(&["tenant", "create", "acme"]).await;
     let token = |answer: Value| answer["token"].as_str().unwrap().to_owned();
     let admins = token(
-        desk.json(&["token", "create", "theirs", "--tenant", "acme", "--role", "admin"]).await,
+        cli.json(&["token", "create", "theirs", "--tenant", "acme", "--role", "admin"]).await,
     );
-    let ours = desk.folder().get("ONCEBOX_TOKEN").unwrap();
-    let suspended = desk.json(&["tenant", "suspend", "acme"]).await;
+    let ours = cli.folder().get("ONCEBOX_TOKEN").unwrap();
+    let suspended = cli.json(&["tenant", "suspend", "acme"]).await;
     assert_eq!(
         (&suspended["state"], suspended["revision"].as_i64()),
         (&json!("suspended"), Some(1))
     );
     assert_eq!(
-        desk.json(&["tenant", "suspend", "acme"]).await["revision"],
+        cli.json(&["tenant", "suspend", "acme"]).await["revision"],
         1,
         "again, it changes nothing"
     );
 
-    desk.file("table.sql", "CREATE TABLE note (id int)");
-    desk.folder().set("ONCEBOX_TOKEN", &admins);
+    cli.file("table.sql", "CREATE TABLE note (id int)");
+    cli.folder().set("ONCEBOX_TOKEN", &admins);
     let refused = "tenant `acme` is suspended, and only looked at; `oncebox tenant resume acme` is \
         for whoever runs the host";
-    desk.fails(&["token", "create", "more", "--tenant", "acme", "--role", "viewer"], refused).await;
-    desk.fails(&["tenant", "rotate-credentials", "acme"], refused).await;
-    desk.fails(
+    cli.fails(&["token", "create", "more", "--tenant", "acme", "--role", "viewer"], refused).await;
+    cli.fails(&["tenant", "rotate-credentials", "acme"], refused).await;
+    cli.fails(
         &["tenant", "schema", "apply", "acme", "table.sql"],
         &format!("`table.sql`: {refused}"),
     )
     .await;
-    desk.fails(
+    cli.fails(
         &["tenant", "resume", "acme"],
         "this is for whoever runs the host; the token is of tenant `acme`",
     )
     .await;
-    assert_eq!(desk.json(&["tenant", "show", "acme"]).await["state"], "suspended");
+    assert_eq!(cli.json(&["tenant", "show", "acme"]).await["state"], "suspended");
 
-    desk.folder().set("ONCEBOX_TOKEN", &ours);
-    desk.file("good.wasm", include_bytes!("../../../guest-examples/components/ledger.wasm"));
-    let said = desk
+    cli.folder().set("ONCEBOX_TOKEN", &ours);
+    cli.file("good.wasm", include_bytes!("../../../guest-examples/components/ledger.wasm"));
+    let said = cli
         .run(&["version", "upload", "good.wasm", "--tenant", "acme", "--handler", "ledger"])
         .await;
     assert!(said.stderr.contains(refused), "{}", said.stderr);
-    desk.ok(&["tenant", "schema", "apply", "acme", "table.sql"]).await;
-    assert_eq!(desk.json(&["tenant", "resume", "acme"]).await["state"], "active");
-    let actions = desk
+    cli.ok(&["tenant", "schema", "apply", "acme", "table.sql"]).await;
+    assert_eq!(cli.json(&["tenant", "resume", "acme"]).await["state"], "active");
+    let actions = cli
         .rows("SELECT to_jsonb(action) FROM oncebox.audit WHERE tenant = 'acme' ORDER BY audit_id")
         .await;
     assert_eq!(
@@ -292,15 +292,15 @@ async fn a_suspended_tenant_is_only_looked_at() {
 /// What could go wrong: a limit is taken that cannot work, or one that nobody named changes.
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_are_changed_one_by_one() {
-    let desk = Desk::open(Way::Database).await;
-    desk.ok(&["tenant", "create", "acme"]).await;
+    let cli = CliFixture::open(Access::Database).await;
+    cli.ok(&["tenant", "create", "acme"]).await;
     let limits =
-        desk.json(&["tenant", "limits", "acme", "--weight", "300", "--connections-max", "4"]).await;
+        cli.json(&["tenant", "limits", "acme", "--weight", "300", "--connections-max", "4"]).await;
     assert_eq!(
         (&limits["weight"], &limits["connections_max"], &limits["memory_bytes_max"]),
         (&json!(300), &json!(4), &Value::Null)
     );
-    let limits = desk
+    let limits = cli
         .json(&[
             "tenant",
             "limits",
@@ -315,15 +315,15 @@ async fn limits_are_changed_one_by_one() {
         (&limits["weight"], &limits["connections_max"], &limits["messages_per_second"]),
         (&json!(300), &Value::Null, &json!(50))
     );
-    assert_eq!(desk.json(&["tenant", "limits", "acme"]).await, limits);
-    desk.fails(
+    assert_eq!(cli.json(&["tenant", "limits", "acme"]).await, limits);
+    cli.fails(
         &["tenant", "limits", "acme", "--weight", "0", "--memory-bytes-max", "1"],
         "`memory_bytes_max` is 1; it must be 1048576 to 1099511627776, or none; `weight` is 0; it \
             must be 1 to 10000",
     )
     .await;
     assert_eq!(
-        desk.json(&["tenant", "show", "acme"]).await["revision"],
+        cli.json(&["tenant", "show", "acme"]).await["revision"],
         2,
         "what changed nothing or was refused is no revision"
     );
@@ -332,29 +332,29 @@ async fn limits_are_changed_one_by_one() {
 /// What could go wrong: half of a file is applied, or something that reaches past the schema.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_schema_is_applied_from_a_folder_each_file_once() {
-    let desk = Desk::open(Way::Database).await;
-    desk.ok(&["tenant", "create", "acme"]).await;
-    std::fs::create_dir(desk.dir().join("schema")).unwrap();
-    desk.file("schema/0002_row.sql", "INSERT INTO note VALUES (1, 'it''s; one')");
-    desk.file(
+    let cli = CliFixture::open(Access::Database).await;
+    cli.ok(&["tenant", "create", "acme"]).await;
+    std::fs::create_dir(cli.dir().join("schema")).unwrap();
+    cli.file("schema/0002_row.sql", "INSERT INTO note VALUES (1, 'it''s; one')");
+    cli.file(
         "schema/0001_note.sql",
         "-- notes\nCREATE TABLE note (id int, text text);\nCOMMENT ON TABLE note IS $$;$$;",
     );
-    desk.file("schema/README.md", "COMMIT");
-    let applied = desk.json(&["tenant", "schema", "apply", "acme", "schema"]).await;
+    cli.file("schema/README.md", "COMMIT");
+    let applied = cli.json(&["tenant", "schema", "apply", "acme", "schema"]).await;
     assert_eq!(applied, json!({ "applied": ["0001_note", "0002_row"], "known": [] }));
     assert_eq!(
-        desk.ok(&["tenant", "schema", "apply", "acme", "schema"]).await,
+        cli.ok(&["tenant", "schema", "apply", "acme", "schema"]).await,
         "tenant `acme` holds all of them already\n"
     );
 
-    desk.file("schema/0003_more.sql", "CREATE TABLE more (id int);");
-    desk.file(
+    cli.file("schema/0003_more.sql", "CREATE TABLE more (id int);");
+    cli.file(
         "schema/0004_bad.sql",
         "CREATE TABLE never (id int);\nGRANT ALL ON never TO PUBLIC;\nCOMMIT; CREATE RULE r AS ON \
             INSERT TO note DO ALSO NOTIFY x",
     );
-    let said = desk.run(&["tenant", "schema", "apply", "acme", "schema"]).await;
+    let said = cli.run(&["tenant", "schema", "apply", "acme", "schema"]).await;
     let lines: Vec<_> = said.stderr.lines().collect();
     assert_eq!(lines[0], "error: nothing was applied, for 3 reasons", "{}", said.stderr);
     for (line, part) in lines[1..].iter().zip([
@@ -364,14 +364,14 @@ async fn a_schema_is_applied_from_a_folder_each_file_once() {
     ]) {
         assert!(line.contains(part), "{}", said.stderr);
     }
-    desk.file("schema/0004_bad.sql", "CREATE TABLE never (id int);\n\nSELECT 1/0;\nSELECT 1");
-    let said = desk.run(&["tenant", "schema", "apply", "acme", "schema"]).await;
+    cli.file("schema/0004_bad.sql", "CREATE TABLE never (id int);\n\nSELECT 1/0;\nSELECT 1");
+    let said = cli.run(&["tenant", "schema", "apply", "acme", "schema"]).await;
     assert!(
         said.stderr.contains("migration `0004_bad` was not applied: line 3: division by zero"),
         "{}",
         said.stderr
     );
-    let listed = desk.json(&["tenant", "schema", "list", "acme"]).await;
+    let listed = cli.json(&["tenant", "schema", "list", "acme"]).await;
     let names: Vec<_> = listed
         .as_array()
         .unwrap()
@@ -379,7 +379,7 @@ async fn a_schema_is_applied_from_a_folder_each_file_once() {
         .map(|migration| migration["name"].as_str().unwrap())
         .collect();
     assert_eq!(names, ["0001_note", "0002_row", "0003_more"]);
-    let tables = desk
+    let tables = cli
         .rows(
             "SELECT to_jsonb(relname) FROM pg_class JOIN pg_namespace n ON n.oid = \
         relnamespace WHERE nspname LIKE 't\\_%' AND relkind = 'r' ORDER BY 1",
@@ -392,26 +392,26 @@ async fn a_schema_is_applied_from_a_folder_each_file_once() {
 /// and the next one, which comes right after the answer, is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn migrations_follow_each_other_at_once() {
-    let world = World::new().await;
-    let tenant = world.tenant("acme", "").await;
+    let fixture = InboxFixture::new().await;
+    let tenant = fixture.tenant("acme", "").await;
     for number in 0..100 {
         let table = format!("CREATE TABLE t{number} (id int)");
-        let applied = world.admin.apply_migration(&tenant, &format!("t{number}"), &table).await;
+        let applied = fixture.admin.apply_migration(&tenant, &format!("t{number}"), &table).await;
         assert!(applied.unwrap());
         // One that is known takes the turn as well, where another host may have applied it.
         assert!(
-            !world.admin.apply_migration(&tenant, &format!("t{number}"), &table).await.unwrap()
+            !fixture.admin.apply_migration(&tenant, &format!("t{number}"), &table).await.unwrap()
         );
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a text that PostgreSQL reads otherwise than the host ends the migration's
 /// transaction, or runs with other rights.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_text_ends_the_transaction_of_a_migration() {
-    let world = World::new().await;
-    let tenant = world.tenant("acme", "").await;
+    let fixture = InboxFixture::new().await;
+    let tenant = fixture.tenant("acme", "").await;
     for (n, sql) in [
         "CREATE TABLE t (a int); COMMIT; SELECT 1/0",
         "CREATE TABLE t (a int); SELECT E'\\'; COMMIT; SELECT '; SELECT 1/0; --'",
@@ -429,19 +429,19 @@ async fn no_text_ends_the_transaction_of_a_migration() {
     .enumerate()
     {
         let error =
-            world.admin.apply_migration(&tenant, &format!("m{n}"), sql).await.expect_err(sql);
+            fixture.admin.apply_migration(&tenant, &format!("m{n}"), sql).await.expect_err(sql);
         assert!(
             matches!(error, InboxError::Invalid(_) | InboxError::Statements { .. }),
             "`{sql}`: \
             {error}"
         );
         assert_eq!(
-            world.number("SELECT count(*) FROM pg_class WHERE relname = 't'").await,
+            fixture.number("SELECT count(*) FROM pg_class WHERE relname = 't'").await,
             0,
             "`{sql}` was applied: {error}"
         );
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// Everything that a tenant's schema may hold, more of it than fits into the locks of one
@@ -460,29 +460,29 @@ const FULL: &str = "CREATE TABLE parent (id int PRIMARY KEY, at date) ; CREATE T
 /// nobody reached claims for it afterwards.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_tenant_leaves_its_audit_and_nothing_else() {
-    let world = World::new().await;
-    let consumer = world.simple(FULL, "").await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple(FULL, "").await;
     for batch in 0..8 {
         let tables: String = (0..50)
             .map(|n| format!("CREATE TABLE many_{batch}_{n} (id int PRIMARY KEY, note text);"))
             .collect();
-        world
+        fixture
             .admin
             .apply_migration(&consumer.tenant, &format!("many-{batch}"), &tables)
             .await
             .unwrap();
     }
-    let other = world.tenant("other", "").await;
-    let beside = world.consumer(&other, "orders", "").await;
-    let (inbox, _) = host(&world, &consumer);
+    let other = fixture.tenant("other", "").await;
+    let beside = fixture.consumer(&other, "orders", "").await;
+    let (inbox, _) = host(&fixture, &consumer);
     let records: Vec<_> = (0..200).map(|n| record(n, &format!("m{n}"), "")).collect();
     let mut partition = take(&inbox).await;
     assert!(drive(&mut partition, &records).await.is_empty());
     // A zombie: it claimed before the deletion began, and is silent.
-    let mut zombie = Guest::begin(&world, &consumer).await;
+    let mut zombie = Guest::begin(&fixture, &consumer).await;
     zombie.claim(&["zombie"]).await.unwrap();
 
-    let (neighbour, _) = host(&world, &beside);
+    let (neighbour, _) = host(&fixture, &beside);
     let done = AtomicBool::new(false);
     let load = async {
         let (mut partition, mut sent, mut errors) = (take(&neighbour).await, 0, Vec::new());
@@ -496,10 +496,10 @@ async fn a_deleted_tenant_leaves_its_audit_and_nothing_else() {
         (sent, errors)
     };
     let deleting = async {
-        let tenant = world.admin.delete_tenant("acme").await.unwrap();
+        let tenant = fixture.admin.delete_tenant("acme").await.unwrap();
         assert_eq!(tenant.state, "deleting");
         assert!(
-            world
+            fixture
                 .admin
                 .rotate_credentials("acme")
                 .await
@@ -507,8 +507,11 @@ async fn a_deleted_tenant_leaves_its_audit_and_nothing_else() {
                 .to_string()
                 .contains("is being deleted")
         );
-        assert!(world.admin.remove_tenant(&tenant).await.unwrap());
-        assert!(!world.admin.remove_tenant(&tenant).await.unwrap(), "there is nothing left to do");
+        assert!(fixture.admin.remove_tenant(&tenant).await.unwrap());
+        assert!(
+            !fixture.admin.remove_tenant(&tenant).await.unwrap(),
+            "there is nothing left to do"
+        );
         done.store(true, Ordering::SeqCst);
     };
     let ((sent, errors), ()) =
@@ -517,15 +520,15 @@ async fn a_deleted_tenant_leaves_its_audit_and_nothing_else() {
     println!("{sent} messages of the neighbour meanwhile");
 
     assert!(zombie.complete(&[], &[]).await.is_err(), "a zombie's session outlived its tenant");
-    assert!(PgConnection::connect_with(&world.guest_options(&consumer.tenant)).await.is_err());
+    assert!(PgConnection::connect_with(&fixture.guest_options(&consumer.tenant)).await.is_err());
     assert!(drive_once(&inbox).await.is_err(), "a host that did not hear of it still works for it");
-    left_of(&world, &consumer).await;
+    left_of(&fixture, &consumer).await;
     for n in 0..sent {
-        assert_eq!(world.row(&beside, &format!("n{n}")).await.state(), ("completed", None, 1));
+        assert_eq!(fixture.row(&beside, &format!("n{n}")).await.state(), ("completed", None, 1));
     }
-    let again = world.admin.create_tenant("acme").await.unwrap();
+    let again = fixture.admin.create_tenant("acme").await.unwrap();
     assert_ne!(again.schema_name, consumer.tenant.schema_name);
-    world.finish().await;
+    fixture.finish().await;
 }
 
 async fn drive_once(inbox: &Arc<ConsumerInbox>) -> Result<usize, InboxError> {
@@ -534,7 +537,7 @@ async fn drive_once(inbox: &Arc<ConsumerInbox>) -> Result<usize, InboxError> {
 }
 
 /// Nothing of the tenant is left in catalogs or tables but the audit log.
-async fn left_of(world: &World, consumer: &TestConsumer) {
+async fn left_of(fixture: &InboxFixture, consumer: &TestConsumer) {
     let (tenant, id) = (&consumer.tenant, consumer.row.consumer_id);
     for (what, count) in [
         (
@@ -561,54 +564,54 @@ async fn left_of(world: &World, consumer: &TestConsumer) {
             format!("SELECT count(*) FROM pg_stat_activity WHERE usename LIKE '{}%'", tenant.login),
         ),
     ] {
-        assert_eq!(world.number(count).await, 0, "{what} of the deleted tenant are left");
+        assert_eq!(fixture.number(count).await, 0, "{what} of the deleted tenant are left");
     }
     let audited = "SELECT count(*) FROM oncebox.audit WHERE tenant = 'acme' AND action IN \
         ('tenant.create', 'tenant.delete', 'tenant.deleted')";
-    assert_eq!(world.number(audited).await, 3);
+    assert_eq!(fixture.number(audited).await, 3);
 }
 
 /// What could go wrong: a process dies in the middle of a deletion, and what it left cannot be
 /// deleted, or the component that another tenant uses as well is gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deletion_that_was_killed_at_any_step_goes_on() {
-    let mut desk = Desk::open(Way::Database).await;
-    desk.file(
+    let mut cli = CliFixture::open(Access::Database).await;
+    cli.file(
         "tables.sql",
         (0..45).map(|n| format!("CREATE TABLE t{n} (id int);\n")).collect::<String>(),
     );
-    desk.file(
+    cli.file(
         "policy.toml",
         "topics = ['t']\nack = 'after_commit'\nidentity = { id = [{ header = \
         'id' }], event_type = ['topic'] }\n",
     );
-    desk.file("ledger.wasm", include_bytes!("../../../guest-examples/components/ledger.wasm"));
-    desk.file("order.wasm", include_bytes!("../../../guest-examples/components/order.wasm"));
-    made(&desk, "keeps", "ledger.wasm").await;
+    cli.file("ledger.wasm", include_bytes!("../../../guest-examples/components/ledger.wasm"));
+    cli.file("order.wasm", include_bytes!("../../../guest-examples/components/order.wasm"));
+    made(&cli, "keeps", "ledger.wasm").await;
     for point in REMOVAL_POINTS {
-        made(&desk, "acme", "ledger.wasm").await;
-        desk.ok(&["version", "upload", "order.wasm", "--tenant", "acme", "--handler", "other"])
+        made(&cli, "acme", "ledger.wasm").await;
+        cli.ok(&["version", "upload", "order.wasm", "--tenant", "acme", "--handler", "other"])
             .await;
-        fill(&mut desk).await;
-        kill_at(&mut desk, point).await;
-        let refused = desk.run(&["tenant", "rotate-credentials", "acme"]).await;
+        fill(&mut cli).await;
+        kill_at(&mut cli, point).await;
+        let refused = cli.run(&["tenant", "rotate-credentials", "acme"]).await;
         assert!(
             refused.stderr.contains("tenant `acme` is being deleted"),
             "{point}: {}",
             refused.stderr
         );
-        desk.fails(
+        cli.fails(
             &["tenant", "delete", "acme", "--confirm", "acm"],
             "`confirm` is `acm`; it must be the tenant's name, since everything of `acme` goes for \
                 good",
         )
         .await;
-        let said = desk.ok(&["tenant", "delete", "acme", "--confirm", "acme"]).await;
+        let said = cli.ok(&["tenant", "delete", "acme", "--confirm", "acme"]).await;
         assert!(
             said.ends_with("tenant `acme` is deleted; the audit log keeps who did what\n"),
             "{point}: {said}"
         );
-        let left = desk
+        let left = cli
             .rows(
                 "SELECT to_jsonb(what) FROM (SELECT nspname::text AS what FROM pg_namespace WHERE \
                     nspname LIKE 't\\_%' \
@@ -625,39 +628,30 @@ async fn a_deletion_that_was_killed_at_any_step_goes_on() {
         println!("{point}: killed, then brought to its end");
     }
     assert_eq!(
-        desk.json(&["version", "list", "--tenant", "keeps", "--handler", "ledger"])
+        cli.json(&["version", "list", "--tenant", "keeps", "--handler", "ledger"])
             .await
             .as_array()
             .unwrap()
             .len(),
         1
     );
-    desk.fails(
+    cli.fails(
         &["tenant", "delete", "acme", "--confirm", "acme"],
         "there is no tenant `acme`; `oncebox tenant list` shows those there are",
     )
     .await;
 }
 
-async fn made(desk: &Desk, tenant: &str, component: &str) {
-    desk.ok(&["tenant", "create", tenant, "--schema", "tables.sql"]).await;
-    desk.ok(&["consumer", "create", "orders", "--tenant", tenant, "--policy", "policy.toml"]).await;
-    desk.ok(&[
-        "deploy",
-        component,
-        "--tenant",
-        tenant,
-        "--consumer",
-        "orders",
-        "--event-type",
-        "t",
-    ])
-    .await;
+async fn made(cli: &CliFixture, tenant: &str, component: &str) {
+    cli.ok(&["tenant", "create", tenant, "--schema", "tables.sql"]).await;
+    cli.ok(&["consumer", "create", "orders", "--tenant", tenant, "--policy", "policy.toml"]).await;
+    cli.ok(&["deploy", component, "--tenant", tenant, "--consumer", "orders", "--event-type", "t"])
+        .await;
 }
 
 /// Messages of the tenant.
-async fn fill(desk: &mut Desk) {
-    let url: PgConnectOptions = desk.folder().get("ONCEBOX_DATABASE_URL").unwrap().parse().unwrap();
+async fn fill(cli: &mut CliFixture) {
+    let url: PgConnectOptions = cli.folder().get("ONCEBOX_DATABASE_URL").unwrap().parse().unwrap();
     let mut connection = PgConnection::connect_with(&url).await.unwrap();
     let insert = "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, \
         topic, partition, \"offset\", record_timestamp_ms, \
@@ -669,10 +663,10 @@ async fn fill(desk: &mut Desk) {
 }
 
 /// The program, which dies at a step of the deletion.
-async fn kill_at(desk: &mut Desk, point: &str) {
+async fn kill_at(cli: &mut CliFixture, point: &str) {
     let mut command = Command::new(program().unwrap());
     for name in ["ONCEBOX_DATABASE_URL", "ONCEBOX_MASTER_KEY"] {
-        command.env(name, desk.folder().get(name).unwrap());
+        command.env(name, cli.folder().get(name).unwrap());
     }
     let output = command
         .env("ONCEBOX_FAILPOINT", point)

@@ -33,10 +33,10 @@ use oncebox_tests::{
     collisions::{
         DEADLOCK, HELD_UP, MISTAKEN, PATIENT, crossed, hold, keys, neighbours, strangers,
     },
-    host::{Options, Scenario, aside},
+    host::{HostFixture, Options, aside},
     inbox::{
-        Guest, PlainHandler, PlainHandlers, Script, TestConsumer, World, deliver, drive, execute,
-        open, record, records, step,
+        Guest, InboxFixture, PlainHandler, PlainHandlers, Script, TestConsumer, deliver, drive,
+        execute, open, record, records, step,
     },
     load::{Load, Work},
     lookup3::Forger,
@@ -704,17 +704,19 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("a redriven letter", |defect| redriven(defect).map(Ok).boxed_local()),
     ("a redrive that is asked for twice", |defect| redriven_twice(defect).map(Ok).boxed_local()),
     ("ids made for another tenant's locks", |defect| {
-        forged(defect, |world| strangers(world, SEED).boxed_local())
+        forged(defect, |fixture| strangers(fixture, SEED).boxed_local())
     }),
     ("keys that meet another tenant's", |defect| {
-        forged(defect, |world| keys(world, SEED).boxed_local())
+        forged(defect, |fixture| keys(fixture, SEED).boxed_local())
     }),
     ("messages that share a lock", |defect| {
-        forged(defect, |world| neighbours(world, SEED).boxed_local())
+        forged(defect, |fixture| neighbours(fixture, SEED).boxed_local())
     }),
-    ("ids whose locks cross", |defect| forged(defect, |world| crossed(world, SEED).boxed_local())),
+    ("ids whose locks cross", |defect| {
+        forged(defect, |fixture| crossed(fixture, SEED).boxed_local())
+    }),
     ("ids made for the host's locks", |defect| {
-        forged(defect, |world| hosts_locks(world).boxed_local())
+        forged(defect, |fixture| hosts_locks(fixture).boxed_local())
     }),
     ("a dead letter that lost its record", |defect| lost_record(defect).map(Ok).boxed_local()),
     ("an edited letter that comes again", |defect| edited(defect).map(Ok).boxed_local()),
@@ -885,20 +887,20 @@ impl Defect {
     }
 
     /// Make it, in this database.
-    async fn make(&self, world: &World) {
+    async fn make(&self, fixture: &InboxFixture) {
         match self.made {
             Made::Switch => {}
-            Made::Statements(sql) => world.execute(sql).await,
+            Made::Statements(sql) => fixture.execute(sql).await,
             Made::Functions(changes) | Made::SwitchAndFunctions(changes) => {
                 for (function, from, to) in changes {
-                    change(world, function, from, to).await;
+                    change(fixture, function, from, to).await;
                 }
             }
         }
     }
 }
 
-async fn change(world: &World, function: &str, from: &str, to: &str) {
+async fn change(fixture: &InboxFixture, function: &str, from: &str, to: &str) {
     let schema = if [
         "authorize",
         "release_unblocked",
@@ -916,22 +918,22 @@ async fn change(world: &World, function: &str, from: &str, to: &str) {
     let query = sqlx::query_scalar(AssertSqlSafe(format!(
         "SELECT pg_get_functiondef('{schema}.{function}'::regproc)"
     )));
-    let text: String = query.fetch_one(&world.pool).await.unwrap();
+    let text: String = query.fetch_one(&fixture.pool).await.unwrap();
     assert!(text.contains(from), "`{function}` does not say `{from}` any more:\n{text}");
-    world.execute(text.replace(from, to)).await;
+    fixture.execute(text.replace(from, to)).await;
 }
 
-async fn world(defect: Option<&Defect>) -> World {
-    let world = World::new().await;
+async fn fixture(defect: Option<&Defect>) -> InboxFixture {
+    let fixture = InboxFixture::new().await;
     if let Some(defect) = defect {
-        defect.make(&world).await;
+        defect.make(&fixture).await;
     }
-    world
+    fixture
 }
 
 /// From now on rows go into other buckets.
-async fn next_bucket(world: &World) {
-    world
+async fn next_bucket(fixture: &InboxFixture) {
+    fixture
         .execute("UPDATE oncebox.retention_class SET bucket = '1 second' WHERE retention_class = 1")
         .await;
 }
@@ -943,22 +945,22 @@ const WAITS_FOR_A_MESSAGE: &str = "SELECT count(*) FROM pg_locks l JOIN pg_datab
 // The claim -----------------------------------------------------------------------------------
 
 async fn duplicates(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "").await;
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
     for _ in 0..2 {
-        deliver(&world.host(&consumer), &records(["a", "b", "a"])).await;
+        deliver(&fixture.host(&consumer), &records(["a", "b", "a"])).await;
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// A candidate that takes effect twice. One that did as the live version would leave the same
 /// tables even if it were committed, since its transaction first takes the live effect back.
 async fn shadow(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "").await;
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
     let deploy = |new: NewDeployment, component: &'static [u8]| {
         let (admin, tenant, name) =
-            (world.admin.clone(), consumer.tenant.name.clone(), consumer.row.name.clone());
+            (fixture.admin.clone(), consumer.tenant.name.clone(), consumer.row.name.clone());
         async move { admin.deploy_compiled(&tenant, &name, new, component).await.unwrap().deployment_id }
     };
     deploy(NewDeployment::stable("*", "h", ""), b"live").await;
@@ -968,15 +970,15 @@ async fn shadow(defect: Option<&Defect>) {
         ..NewDeployment::stable("*", "h", "")
     };
     let deployment_id = deploy(new, b"candidate").await;
-    assert!(world.admin.reconcile_capture(&consumer.tenant).await.unwrap().is_empty());
-    let handler = || Script::handler(world.control.clone());
+    assert!(fixture.admin.reconcile_capture(&consumer.tenant).await.unwrap().is_empty());
+    let handler = || Script::handler(fixture.control.clone());
     let shadow = Shadow {
         deployment_id,
         handler: handler(),
         percent: 100.0,
         duration: Duration::from_secs(10),
     };
-    let host = world.host_with(
+    let host = fixture.host_with(
         &consumer,
         PlainHandlers::shadowed(handler(), shadow),
         &SessionSettings::default(),
@@ -985,33 +987,33 @@ async fn shadow(defect: Option<&Defect>) {
         ('orders', 'a', 1, 1)";
     deliver(&host, &[record(0, "a", twice)]).await;
     let deadline = Instant::now() + Duration::from_secs(30);
-    while world.admin.shadow_report(deployment_id).await.unwrap().differ < 1 {
+    while fixture.admin.shadow_report(deployment_id).await.unwrap().differ < 1 {
         assert!(
             Instant::now() < deadline,
             "nothing was compared: {:?}",
-            world.admin.shadow_report(deployment_id).await.unwrap()
+            fixture.admin.shadow_report(deployment_id).await.unwrap()
         );
         sleep(Duration::from_millis(20)).await;
     }
     host.finish_shadows().await;
-    world.finish().await;
+    fixture.finish().await;
 }
 
 async fn two_claims(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "").await;
-    let (first, second) = (world.host(&consumer), world.host(&consumer));
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    let (first, second) = (fixture.host(&consumer), fixture.host(&consumer));
     let claiming = tokio::spawn(async move { deliver(&first, &[record(0, "a", "gate g")]).await });
-    world.control.gate("g").reached(1).await;
-    next_bucket(&world).await;
+    fixture.control.gate("g").reached(1).await;
+    next_bucket(&fixture).await;
     let late = tokio::spawn(async move { deliver(&second, &[record(0, "a", "gate g")]).await });
-    while world.number(WAITS_FOR_A_MESSAGE).await == 0 && world.control.runs("a").len() < 2 {
+    while fixture.number(WAITS_FOR_A_MESSAGE).await == 0 && fixture.control.runs("a").len() < 2 {
         sleep(Duration::from_millis(5)).await;
     }
-    world.control.gate("g").open();
+    fixture.control.gate("g").open();
     claiming.await.unwrap();
     late.await.unwrap();
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// Ids that are the same in each run: some seeds have no keys that meet.
@@ -1019,98 +1021,98 @@ const SEED: u64 = 15;
 
 fn forged(
     defect: Option<&'static Defect>,
-    scenario: impl FnOnce(World) -> LocalBoxFuture<'static, ()> + 'static,
+    scenario: impl FnOnce(InboxFixture) -> LocalBoxFuture<'static, ()> + 'static,
 ) -> LocalBoxFuture<'static, Result<()>> {
     async move {
-        scenario(world(defect).await).await;
+        scenario(fixture(defect).await).await;
         Ok(())
     }
     .boxed_local()
 }
 
 /// Ids whose locks have the numbers of the host's own.
-async fn hosts_locks(world: World) {
-    let consumer = world.simple("", PATIENT).await;
+async fn hosts_locks(fixture: InboxFixture) {
+    let consumer = fixture.simple("", PATIENT).await;
     let consumer_id = consumer.row.consumer_id;
     assert_eq!(consumer_id, 1, "the defect gives the host's locks to the first consumer");
     let mut forger = Forger::new(SEED);
     let ids: Vec<_> = (1..6).map(|n| forger.text_of_half(n, consumer_id.into())).collect();
     let records = (0..).zip(&ids).map(|(offset, id)| record(offset, id, "")).collect();
-    let holding = hold(&world, &consumer, records).await;
-    let made = timeout(Duration::from_secs(10), world.admin.create_tenant("newcomer")).await;
+    let holding = hold(&fixture, &consumer, records).await;
+    let made = timeout(Duration::from_secs(10), fixture.admin.create_tenant("newcomer")).await;
     holding.release().await;
     assert!(made.is_ok_and(|made| made.is_ok()), "{HOST_HELD_UP}");
-    world.finish().await;
+    fixture.finish().await;
 }
 
 async fn later_bucket(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "").await;
-    deliver(&world.host(&consumer), &records(["a"])).await;
-    next_bucket(&world).await;
-    deliver(&world.host(&consumer), &records(["a"])).await;
-    world.finish().await;
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    deliver(&fixture.host(&consumer), &records(["a"])).await;
+    next_bucket(&fixture).await;
+    deliver(&fixture.host(&consumer), &records(["a"])).await;
+    fixture.finish().await;
 }
 
 async fn old_snapshot(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "").await;
-    let mut guest = Guest::connect(&world, &consumer).await;
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    let mut guest = Guest::connect(&fixture, &consumer).await;
     guest.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ WRITE").await.unwrap();
     guest.execute("SELECT 1").await.unwrap();
-    next_bucket(&world).await;
-    deliver(&world.host(&consumer), &records(["a"])).await;
+    next_bucket(&fixture).await;
+    deliver(&fixture.host(&consumer), &records(["a"])).await;
     if guest.claim(&["a"]).await.is_ok() {
         guest.execute("INSERT INTO effect VALUES ('orders', 'a', 1, 1)").await.unwrap();
         guest.complete(&[], &[]).await.unwrap();
         guest.execute("COMMIT").await.unwrap();
     }
     drop(guest);
-    world.finish().await;
+    fixture.finish().await;
 }
 
 async fn stale_host(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "").await;
-    world.execute("UPDATE oncebox.consumer SET generation = 2, generation_required = 2").await;
-    let old = world.host(&consumer);
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    fixture.execute("UPDATE oncebox.consumer SET generation = 2, generation_required = 2").await;
+    let old = fixture.host(&consumer);
     let answer = open(&old, 0).await.process(&records(["a"])).await;
     assert!(answer.is_err(), "a withdrawn version completed a message");
-    let version = Script::version(world.control.clone(), 2);
+    let version = Script::version(fixture.control.clone(), 2);
     old.set_handlers(PlainHandlers::resolving(2, move |_| Some(version.clone())));
     deliver(&old, &records(["a"])).await;
-    world.finish().await;
+    fixture.finish().await;
 }
 
 async fn guest_claims(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "").await;
-    let mut guest = Guest::begin(&world, &consumer).await;
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    let mut guest = Guest::begin(&fixture, &consumer).await;
     guest.secret = vec![0; 32];
     assert!(guest.claim(&["a"]).await.is_err(), "a guest spoke as the host");
     drop(guest);
-    world.finish().await;
+    fixture.finish().await;
 }
 
 // Completion and commit -----------------------------------------------------------------------
 
 async fn stray_commit(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "").await;
-    bounded(deliver(&world.host(&consumer), &[record(0, "a", "sql COMMIT\nreject")])).await;
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    bounded(deliver(&fixture.host(&consumer), &[record(0, "a", "sql COMMIT\nreject")])).await;
     assert_eq!(
-        world.effects(&consumer, "a").await,
+        fixture.effects(&consumer, "a").await,
         0,
         "a stray COMMIT kept an effect of a message that was refused"
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// A bug of the host, or a trick of a guest, ends the transaction that holds the claim and begins
 /// another.
 async fn lost_claim(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "").await;
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
     let runs = Arc::new(AtomicUsize::new(0));
     let handler = PlainHandler::new(1, move |tx, _| {
         let runs = runs.clone();
@@ -1123,16 +1125,16 @@ async fn lost_claim(defect: Option<&Defect>) {
             Ok(None)
         })
     });
-    let host = world.host_with(&consumer, PlainHandlers::of(handler), &Default::default());
+    let host = fixture.host_with(&consumer, PlainHandlers::of(handler), &Default::default());
     bounded(deliver(&host, &records(["a"]))).await;
-    assert!(world.find(&consumer, "a").await.is_some(), "the message is lost");
-    world.finish().await;
+    assert!(fixture.find(&consumer, "a").await.is_some(), "the message is lost");
+    fixture.finish().await;
 }
 
 async fn slow_batch(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "batch = { duration_ms = 50 }").await;
-    world
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "batch = { duration_ms = 50 }").await;
+    fixture
         .execute(
             "CREATE SEQUENCE claims; CREATE FUNCTION count_claim() RETURNS trigger LANGUAGE \
                 plpgsql SECURITY DEFINER AS \
@@ -1142,18 +1144,18 @@ async fn slow_batch(defect: Option<&Defect>) {
         )
         .await;
     let log: Vec<_> = (0..20).map(|n| record(n, &format!("m{n}"), "sleep 40")).collect();
-    deliver(&world.host(&consumer), &log).await;
-    let claims = world.number("SELECT last_value FROM claims").await;
+    deliver(&fixture.host(&consumer), &log).await;
+    let claims = fixture.number("SELECT last_value FROM claims").await;
     assert!(claims <= 2 * 20 + 20, "{claims} claims were written for 20 messages");
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// The connection breaks while PostgreSQL works on the COMMIT, and nothing is committed.
 async fn lost_answer(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "").await;
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
     let schema = &consumer.tenant.schema_name;
-    world
+    fixture
         .execute(format!(
             "CREATE SEQUENCE commits; CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql \
                 SECURITY DEFINER AS \
@@ -1163,103 +1165,107 @@ async fn lost_answer(defect: Option<&Defect>) {
         DEFERRED FOR EACH ROW EXECUTE FUNCTION slow()"
         ))
         .await;
-    let host = world.host(&consumer);
+    let host = fixture.host(&consumer);
     let delivering = tokio::spawn(async move { deliver(&host, &records(["a"])).await });
-    world
+    fixture
         .until(
             "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND \
         wait_event = 'PgSleep'",
         )
         .await;
-    world
+    fixture
         .execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = \
             current_database() AND wait_event = 'PgSleep'",
         )
         .await;
     delivering.await.unwrap();
-    assert!(world.find(&consumer, "a").await.is_some(), "the message is lost");
-    world.finish().await;
+    assert!(fixture.find(&consumer, "a").await.is_some(), "the message is lost");
+    fixture.finish().await;
 }
 
 // Failures ------------------------------------------------------------------------------------
 
 async fn swallowed_error(defect: Option<&Defect>) {
-    let world = world(defect).await;
+    let fixture = fixture(defect).await;
     let consumer =
-        world.simple("", "retry = { attempts_max = 1 }\nlimits = { deadline_ms = 20_000 }").await;
-    bounded(deliver(&world.host(&consumer), &[record(0, "a", "swallow SELECT 1/0")])).await;
-    assert_eq!(world.row(&consumer, "a").await.status, "failed_terminal");
-    world.finish().await;
+        fixture.simple("", "retry = { attempts_max = 1 }\nlimits = { deadline_ms = 20_000 }").await;
+    bounded(deliver(&fixture.host(&consumer), &[record(0, "a", "swallow SELECT 1/0")])).await;
+    assert_eq!(fixture.row(&consumer, "a").await.status, "failed_terminal");
+    fixture.finish().await;
 }
 
 async fn failure_in_a_batch(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "").await;
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
     deliver(
-        &world.host(&consumer),
+        &fixture.host(&consumer),
         &[record(0, "a", ""), record(1, "b", "other"), record(2, "c", "")],
     )
     .await;
-    world.finish().await;
+    fixture.finish().await;
 }
 
 async fn failed_answer(defect: Option<&Defect>) {
-    let mut world = world(defect).await;
-    world.batches();
-    let consumer = world.simple("", "").await;
+    let mut fixture = fixture(defect).await;
+    fixture.batches();
+    let consumer = fixture.simple("", "").await;
     deliver(
-        &world.host(&consumer),
+        &fixture.host(&consumer),
         &[record(0, "a", ""), record(1, "b", "reject"), record(2, "c", "")],
     )
     .await;
-    assert_ne!(world.row(&consumer, "b").await.status, "completed", "a rejected message completed");
-    world.finish().await;
+    assert_ne!(
+        fixture.row(&consumer, "b").await.status,
+        "completed",
+        "a rejected message completed"
+    );
+    fixture.finish().await;
 }
 
 async fn undecodable(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "").await;
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
     let bad = Record { headers: Vec::new(), ..record(1, "", "") };
-    deliver(&world.host(&consumer), &[record(0, "a", ""), bad, record(2, "b", "")]).await;
+    deliver(&fixture.host(&consumer), &[record(0, "a", ""), bad, record(2, "b", "")]).await;
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'parked'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'parked'").await,
         1,
         "a record is lost"
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 async fn young(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "replay = { past_horizon = 'park' }").await;
-    let now = world.number("SELECT (extract(epoch FROM now()) * 1000)::bigint").await;
-    deliver(&world.host(&consumer), &[Record { timestamp_ms: now, ..record(0, "a", "") }]).await;
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "replay = { past_horizon = 'park' }").await;
+    let now = fixture.number("SELECT (extract(epoch FROM now()) * 1000)::bigint").await;
+    deliver(&fixture.host(&consumer), &[Record { timestamp_ms: now, ..record(0, "a", "") }]).await;
     assert_eq!(
-        world.row(&consumer, "a").await.status,
+        fixture.row(&consumer, "a").await.status,
         "completed",
         "a new message was taken for a forgotten one"
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 async fn collision(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "").await;
-    deliver(&world.host(&consumer), &[record(0, "a", "# one"), record(1, "a", "# two")]).await;
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    deliver(&fixture.host(&consumer), &[record(0, "a", "# one"), record(1, "a", "# two")]).await;
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'collision'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'collision'").await,
         1,
         "a message is lost"
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// The disk is full for a moment.
 async fn fault_of_the_host(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "").await;
-    world
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    fixture
         .execute(
             "CREATE SEQUENCE completions; CREATE FUNCTION fault() RETURNS trigger LANGUAGE plpgsql \
                 SECURITY DEFINER AS \
@@ -1268,20 +1274,20 @@ async fn fault_of_the_host(defect: Option<&Defect>) {
         CREATE TRIGGER fault BEFORE DELETE ON oncebox.guard FOR EACH ROW EXECUTE FUNCTION fault()",
         )
         .await;
-    bounded(deliver(&world.host(&consumer), &records(["a"]))).await;
+    bounded(deliver(&fixture.host(&consumer), &records(["a"]))).await;
     assert_eq!(
-        world.row(&consumer, "a").await.state(),
+        fixture.row(&consumer, "a").await.state(),
         ("completed", None, 1),
         "the host's fault cost the message an attempt"
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// One host fails a message while another waits to take it.
 async fn zombie(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "retry = { backoff_min_ms = 1, backoff_max_ms = 1 }").await;
-    let gate = world.control.gate("g");
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "retry = { backoff_min_ms = 1, backoff_max_ms = 1 }").await;
+    let gate = fixture.control.gate("g");
     let fails = PlainHandler::new(1, move |_, _| {
         let gate = gate.clone();
         Box::pin(async move {
@@ -1290,21 +1296,21 @@ async fn zombie(defect: Option<&Defect>) {
         })
     });
     let (zombie, owner) = (
-        world.host_with(&consumer, PlainHandlers::of(fails), &Default::default()),
-        world.host(&consumer),
+        fixture.host_with(&consumer, PlainHandlers::of(fails), &Default::default()),
+        fixture.host(&consumer),
     );
     let failing = tokio::spawn(async move { deliver(&zombie, &records(["a"])).await });
-    world.control.gate("g").reached(1).await;
+    fixture.control.gate("g").reached(1).await;
     let taking = {
         let owner = owner.clone();
         tokio::spawn(async move { deliver(&owner, &records(["a"])).await })
     };
-    world.until(&format!("SELECT ({WAITS_FOR_A_MESSAGE}) = 1")).await;
-    world.control.gate("g").open();
+    fixture.until(&format!("SELECT ({WAITS_FOR_A_MESSAGE}) = 1")).await;
+    fixture.control.gate("g").open();
     failing.await.unwrap();
     taking.await.unwrap();
-    world.retry_until_settled(&owner).await;
-    world.finish().await;
+    fixture.retry_until_settled(&owner).await;
+    fixture.finish().await;
 }
 
 // Retries and leases --------------------------------------------------------------------------
@@ -1312,17 +1318,17 @@ async fn zombie(defect: Option<&Defect>) {
 /// One worker is slow beyond its lease but lives; another leases and only then begins. A third
 /// takes what it may.
 async fn lease_runs_out(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "ack = 'after_insert'").await;
-    let host = world.host(&consumer);
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "ack = 'after_insert'").await;
+    let host = fixture.host(&consumer);
     let ran_out =
         "SELECT bool_and(locked_until < now()) FROM oncebox.inbox WHERE status = 'in_progress'";
 
     deliver(&host, &records(["slow"])).await;
-    let mut worker = Guest::connect(&world, &consumer).await;
+    let mut worker = Guest::connect(&fixture, &consumer).await;
     let (id, epoch) = worker.lease(50).await.unwrap().remove(0);
     assert!(begin_leased(&mut worker, &id, epoch).await);
-    world.until(ran_out).await;
+    fixture.until(ran_out).await;
     let taking = {
         let host = host.clone();
         tokio::spawn(async move { step(&host).await })
@@ -1340,13 +1346,13 @@ async fn lease_runs_out(defect: Option<&Defect>) {
 
     deliver(&host, &records(["late"])).await;
     let (id, epoch) = worker.lease(50).await.unwrap().remove(0);
-    world.until(ran_out).await;
+    fixture.until(ran_out).await;
     assert_eq!(step(&host).await.unwrap(), 1);
     if begin_leased(&mut worker, &id, epoch).await {
         complete_leased(&mut worker, &id, epoch).await;
     }
     drop(worker);
-    world.finish().await;
+    fixture.finish().await;
 }
 
 async fn begin_leased(worker: &mut Guest, id: &str, epoch: i64) -> bool {
@@ -1374,30 +1380,30 @@ async fn complete_leased(worker: &mut Guest, id: &str, epoch: i64) {
 }
 
 async fn retries(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world
+    let fixture = fixture(defect).await;
+    let consumer = fixture
         .simple("", "retry = { attempts_max = 5, backoff_min_ms = 1, backoff_max_ms = 1 }")
         .await;
-    let host = world.host(&consumer);
+    let host = fixture.host(&consumer);
     deliver(&host, &[record(0, "a", "before 3 other")]).await;
     for _ in 0..4 {
         sleep(Duration::from_millis(5)).await;
         step(&host).await.unwrap();
     }
     assert_eq!(
-        world.row(&consumer, "a").await.state(),
+        fixture.row(&consumer, "a").await.state(),
         ("completed", None, 3),
         "attempts are not what ran"
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 async fn kills_its_session(defect: Option<&Defect>) {
-    let world = world(defect).await;
+    let fixture = fixture(defect).await;
     let policy = "retry = { lease_ms = 8000, backoff_min_ms = 1, backoff_max_ms = 1 }\nlimits = { \
         deadline_ms = 5000 }";
-    let consumer = world.simple("", policy).await;
-    let pool = world.pool.clone();
+    let consumer = fixture.simple("", policy).await;
+    let pool = fixture.pool.clone();
     let deadly = PlainHandler::new(1, move |tx, _| {
         let pool = pool.clone();
         Box::pin(async move {
@@ -1415,19 +1421,19 @@ async fn kills_its_session(defect: Option<&Defect>) {
             execute(tx, "SELECT 1").await.map(|_| None)
         })
     });
-    let host = world.host_with(&consumer, PlainHandlers::of(deadly), &Default::default());
+    let host = fixture.host_with(&consumer, PlainHandlers::of(deadly), &Default::default());
     bounded(deliver(&host, &records(["a"]))).await;
     let deadline = Instant::now() + Duration::from_secs(10);
-    while world.row(&consumer, "a").await.state() != ("parked", Some("crashed"), 3) {
+    while fixture.row(&consumer, "a").await.state() != ("parked", Some("crashed"), 3) {
         assert!(
             Instant::now() < deadline,
             "it runs for ever: {:?}",
-            world.row(&consumer, "a").await
+            fixture.row(&consumer, "a").await
         );
         let _ = step(&host).await;
         sleep(Duration::from_millis(50)).await;
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// Everybody's connection is cut, three times, while two messages run under their leases.
@@ -1440,10 +1446,10 @@ async fn outages_under_a_retry(defect: Option<&Defect>) {
         statement_timeout_ms: 60_000,
         ..SessionSettings::default()
     };
-    let world = world(defect).await;
+    let fixture = fixture(defect).await;
     let consumer =
-        world.simple("CREATE TABLE hot (n int); INSERT INTO hot VALUES (0);", POLICY).await;
-    let host = world.host_with(&consumer, world.scripts(), &settings);
+        fixture.simple("CREATE TABLE hot (n int); INSERT INTO hot VALUES (0);", POLICY).await;
+    let host = fixture.host_with(&consumer, fixture.scripts(), &settings);
     deliver(
         &host,
         &[
@@ -1452,7 +1458,7 @@ async fn outages_under_a_retry(defect: Option<&Defect>) {
         ],
     )
     .await;
-    let mut holder = world.superuser().await;
+    let mut holder = fixture.superuser().await;
     holder
         .execute(sqlx::raw_sql(AssertSqlSafe(format!(
             "BEGIN; UPDATE {}.hot SET n = n",
@@ -1464,11 +1470,11 @@ async fn outages_under_a_retry(defect: Option<&Defect>) {
     let workers: Vec<_> =
         (0..2).map(|_| tokio::spawn(retry::work(host.clone(), stop.clone()))).collect();
     for _ in 0..3 {
-        world.until_blocked(2).await;
+        fixture.until_blocked(2).await;
         let login = &consumer.tenant.login;
         // All at once, and then until they are gone.
         for wait_ms in [0, 5_000] {
-            world
+            fixture
                 .execute(format!(
                     "SELECT pg_terminate_backend(pid, {wait_ms}) FROM \
                 pg_stat_activity WHERE usename = '{login}'"
@@ -1477,93 +1483,97 @@ async fn outages_under_a_retry(defect: Option<&Defect>) {
         }
     }
     holder.close().await.unwrap();
-    world.until("SELECT bool_and(status IN ('completed', 'parked')) FROM oncebox.inbox").await;
+    fixture.until("SELECT bool_and(status IN ('completed', 'parked')) FROM oncebox.inbox").await;
     stop.cancel();
     for worker in workers {
         worker.await.unwrap();
     }
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE crashes > 0").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE crashes > 0").await,
         0,
         "outages parked a message"
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 async fn restart_under_a_lease(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "ack = 'after_insert'").await;
-    let host = world.host(&consumer);
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "ack = 'after_insert'").await;
+    let host = fixture.host(&consumer);
     deliver(&host, &records(["a"])).await;
-    Guest::connect(&world, &consumer).await.lease(50).await.unwrap();
+    Guest::connect(&fixture, &consumer).await.lease(50).await.unwrap();
     // As if the server had been started since.
-    world
+    fixture
         .execute(
             "UPDATE oncebox.inbox SET locked_until = pg_postmaster_start_time() - interval \
         '1 hour'",
         )
         .await;
     assert_eq!(step(&host).await.unwrap(), 1);
-    let row = world.row(&consumer, "a").await;
+    let row = fixture.row(&consumer, "a").await;
     assert_eq!(
         (row.state(), row.crashes),
         (("completed", None, 1), 0),
         "a restart of the server is counted as a crash"
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// Three leases of a message run out, and the host of the first says, twice, that this was an
 /// outage.
 async fn told_twice(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "ack = 'after_insert'").await;
-    let host = world.host(&consumer);
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "ack = 'after_insert'").await;
+    let host = fixture.host(&consumer);
     deliver(&host, &records(["a"])).await;
-    let mut dying = Guest::connect(&world, &consumer).await;
+    let mut dying = Guest::connect(&fixture, &consumer).await;
     for epoch in 1..=3 {
         assert_eq!(dying.lease(50).await.unwrap(), [("a".to_owned(), epoch)]);
-        world.until("SELECT locked_until < now() FROM oncebox.inbox").await;
+        fixture.until("SELECT locked_until < now() FROM oncebox.inbox").await;
     }
     for _ in 0..2 {
         dying.interrupted("a", 1).await.unwrap();
-        assert_eq!(world.row(&consumer, "a").await.crashes, 1, "one outage took back two crashes");
+        assert_eq!(
+            fixture.row(&consumer, "a").await.crashes,
+            1,
+            "one outage took back two crashes"
+        );
     }
-    world.retry_until_settled(&host).await;
-    assert_eq!(world.row(&consumer, "a").await.state(), ("completed", None, 3));
-    world.finish().await;
+    fixture.retry_until_settled(&host).await;
+    assert_eq!(fixture.row(&consumer, "a").await.state(), ("completed", None, 3));
+    fixture.finish().await;
 }
 
 /// A lease ran out, its message was taken over, and its host says that this was an outage while the
 /// successor is at work.
 async fn told_while_it_runs(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", &format!("ack = 'after_insert'\n{PATIENT}")).await;
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", &format!("ack = 'after_insert'\n{PATIENT}")).await;
     // The successor is at work for longer than is waited for whoever tells.
     let settings =
         SessionSettings { idle_in_transaction_timeout_ms: 600_000, ..SessionSettings::default() };
-    let host = world.host_with(&consumer, world.scripts(), &settings);
+    let host = fixture.host_with(&consumer, fixture.scripts(), &settings);
     deliver(&host, &[record(0, "a", "gate g")]).await;
-    let mut dying = Guest::connect(&world, &consumer).await;
+    let mut dying = Guest::connect(&fixture, &consumer).await;
     dying.lease(50).await.unwrap();
-    world.until("SELECT locked_until < now() FROM oncebox.inbox").await;
+    fixture.until("SELECT locked_until < now() FROM oncebox.inbox").await;
     let successor = tokio::spawn(async move { step(&host).await });
-    world.control.gate("g").reached(1).await;
+    fixture.control.gate("g").reached(1).await;
     let told = timeout(Duration::from_secs(8), dying.interrupted("a", 1)).await;
-    world.control.gate("g").open();
+    fixture.control.gate("g").open();
     assert!(
         matches!(&told, Ok(Ok(outcome)) if outcome == "busy"),
         "nothing is settled: who tells waits for who works"
     );
     assert_eq!(successor.await.unwrap().unwrap(), 1);
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// One message of a batch kills the session of whatever transaction it is in.
 async fn killer_in_a_batch(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "batch = { duration_ms = 60000 }").await;
-    let pool = world.pool.clone();
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "batch = { duration_ms = 60000 }").await;
+    let pool = fixture.pool.clone();
     let deadly = PlainHandler::new(1, move |tx, run| {
         let pool = pool.clone();
         let kills = run.message.id == "kills";
@@ -1592,37 +1602,37 @@ async fn killer_in_a_batch(defect: Option<&Defect>) {
             .map(|_| None)
         })
     });
-    let host = world.host_with(&consumer, PlainHandlers::of(deadly), &Default::default());
+    let host = fixture.host_with(&consumer, PlainHandlers::of(deadly), &Default::default());
     bounded(deliver(&host, &records(["a", "b", "c", "kills", "d", "e"]))).await;
-    world.retry_until_settled(&host).await;
-    assert_eq!(world.row(&consumer, "kills").await.state(), ("parked", Some("crashed"), 3));
+    fixture.retry_until_settled(&host).await;
+    assert_eq!(fixture.row(&consumer, "kills").await.state(), ("parked", Some("crashed"), 3));
     assert_eq!(
-        world
+        fixture
             .number(
                 "SELECT count(*) FROM oncebox.inbox WHERE status = 'completed' AND attempts = 1"
             )
             .await,
         5
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 async fn suspect_partition(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "").await;
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
     // A host that dies gives nothing up.
-    drop(open(&world.host(&consumer), 0).await);
-    let host = world.host(&consumer);
+    drop(open(&fixture.host(&consumer), 0).await);
+    let host = fixture.host(&consumer);
     let mut partition = open(&host, 0).await;
     drive(&mut partition, &records(["a"])).await;
     assert_eq!(
-        world.row(&consumer, "a").await.status,
+        fixture.row(&consumer, "a").await.status,
         "received",
         "what may have killed a host runs without being counted first"
     );
     partition.close().await;
-    world.retry_until_settled(&host).await;
-    world.finish().await;
+    fixture.retry_until_settled(&host).await;
+    fixture.finish().await;
 }
 
 /// What takes no longer than this when all is well.
@@ -1644,83 +1654,85 @@ fn of_key(offset: i64, id: &str, script: &str) -> Record {
     Record { key: Some(id.as_bytes()[..1].to_vec()), ..record(offset, id, &script) }
 }
 
-async fn finish_in_order(world: World, consumer: &TestConsumer) {
-    world.retry_until_settled(&world.host(consumer)).await;
+async fn finish_in_order(fixture: InboxFixture, consumer: &TestConsumer) {
+    fixture.retry_until_settled(&fixture.host(consumer)).await;
     let trail = format!("{}.trail", consumer.tenant.schema_name);
     let passed = format!(
         "SELECT count(*) FROM {trail} a JOIN {trail} b ON a.place < b.place AND a.message_id > \
             b.message_id \
          AND left(a.message_id, 1) = left(b.message_id, 1)"
     );
-    assert_eq!(world.number(passed).await, 0, "{PASSED}");
+    assert_eq!(fixture.number(passed).await, 0, "{PASSED}");
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'waiting'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'waiting'").await,
         0,
         "{FORGOTTEN}"
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 async fn failure_before_its_key(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple(TRAIL, BY_KEY).await;
-    let host = world.host(&consumer);
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple(TRAIL, BY_KEY).await;
+    let host = fixture.host(&consumer);
     deliver(&host, &[of_key(0, "k1", "before 2 trap"), of_key(1, "k2", "")]).await;
     deliver(&host, &[of_key(2, "k3", ""), of_key(3, "x1", "")]).await;
-    finish_in_order(world, &consumer).await;
+    finish_in_order(fixture, &consumer).await;
 }
 
 async fn claim_beside_a_retry(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple(TRAIL, BY_KEY).await;
-    let (host, other) = (world.host(&consumer), world.host(&consumer));
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple(TRAIL, BY_KEY).await;
+    let (host, other) = (fixture.host(&consumer), fixture.host(&consumer));
     deliver(&host, &[of_key(0, "k1", "before 2 trap\ngate retried")]).await;
     let retry = tokio::spawn(async move {
         while step(&host).await.unwrap() == 0 {
             sleep(Duration::from_millis(2)).await;
         }
     });
-    world.control.gate("retried").reached(1).await;
+    fixture.control.gate("retried").reached(1).await;
     let live = tokio::spawn(async move {
         deliver(&other, &[of_key(1, "k2", ""), of_key(2, "x1", "gate live")]).await
     });
-    world.control.gate("live").reached(1).await;
-    world.control.gate("retried").open();
+    fixture.control.gate("live").reached(1).await;
+    fixture.control.gate("retried").open();
     // A worker that did wait for the claim is let through by it.
     let _ = timeout(Duration::from_millis(300), retry).await;
-    world.control.gate("live").open();
+    fixture.control.gate("live").open();
     live.await.unwrap();
-    finish_in_order(world, &consumer).await;
+    finish_in_order(fixture, &consumer).await;
 }
 
 async fn due_before_its_turn(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple(TRAIL, BY_KEY).await;
-    let host = world.host(&consumer);
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple(TRAIL, BY_KEY).await;
+    let host = fixture.host(&consumer);
     deliver(&host, &[of_key(0, "k1", "before 2 retry 60000"), of_key(1, "k2", "")]).await;
-    world
+    fixture
         .execute(
             "UPDATE oncebox.inbox SET status = 'received', next_attempt_at = now() WHERE \
         message_id = 'k2'",
         )
         .await;
     assert_eq!(step(&host).await.unwrap(), 1);
-    world.execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'k1'").await;
-    finish_in_order(world, &consumer).await;
+    fixture
+        .execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'k1'")
+        .await;
+    finish_in_order(fixture, &consumer).await;
 }
 
 async fn waits_for_nothing(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple(TRAIL, BY_KEY).await;
-    deliver(&world.host(&consumer), &[of_key(0, "k1", "park"), of_key(1, "k2", "")]).await;
-    world.execute("DELETE FROM oncebox.inbox WHERE message_id = 'k1'").await;
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple(TRAIL, BY_KEY).await;
+    deliver(&fixture.host(&consumer), &[of_key(0, "k1", "park"), of_key(1, "k2", "")]).await;
+    fixture.execute("DELETE FROM oncebox.inbox WHERE message_id = 'k1'").await;
     release_unblocked(
-        &world.pool,
+        &fixture.pool,
         &[(consumer.row.consumer_id, consumer.policy.retention.class())],
     )
     .await
     .unwrap();
-    finish_in_order(world, &consumer).await;
+    finish_in_order(fixture, &consumer).await;
 }
 
 fn of_version(offset: i64, id: &str, version: i64, script: &str) -> Record {
@@ -1735,22 +1747,25 @@ fn in_sequence() -> String {
 
 /// Ids sort as their versions do; that of an old one before all.
 async fn versions_out_of_order(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple(TRAIL, &in_sequence()).await;
-    let host = world.host(&consumer);
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple(TRAIL, &in_sequence()).await;
+    let host = fixture.host(&consumer);
     deliver(&host, &[of_version(0, "k1", 1, ""), of_version(1, "k3", 3, "")]).await;
     deliver(&host, &[of_version(2, "k0", 1, ""), of_version(3, "k2", 2, "")]).await;
-    assert_ne!(world.row(&consumer, "k2").await.status, "skipped", "{LOST}");
-    finish_in_order(world, &consumer).await;
+    assert_ne!(fixture.row(&consumer, "k2").await.status, "skipped", "{LOST}");
+    finish_in_order(fixture, &consumer).await;
 }
 
 async fn version_given_up(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple(TRAIL, &in_sequence()).await;
-    deliver(&world.host(&consumer), &[of_version(0, "k1", 1, "park"), of_version(1, "k2", 2, "")])
-        .await;
-    world.admin.act_on_messages("acme", "orders", &of(Action::Discard, "k1")).await.unwrap();
-    finish_in_order(world, &consumer).await;
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple(TRAIL, &in_sequence()).await;
+    deliver(
+        &fixture.host(&consumer),
+        &[of_version(0, "k1", 1, "park"), of_version(1, "k2", 2, "")],
+    )
+    .await;
+    fixture.admin.act_on_messages("acme", "orders", &of(Action::Discard, "k1")).await.unwrap();
+    finish_in_order(fixture, &consumer).await;
 }
 
 // Turns among tenants -------------------------------------------------------------------------
@@ -1783,13 +1798,13 @@ const MEMORY: u64 = 4 << 30;
 /// all the time: it would wait for a login with each of its messages.
 async fn used_often(defect: Option<&Defect>) {
     const CONNECTIONS: usize = 4;
-    let world = world(defect).await;
+    let fixture = fixture(defect).await;
     let budget = Budget::new(CONNECTIONS);
     let mut all = Vec::new();
     for number in 0..2 * CONNECTIONS + 1 {
-        let tenant = world.tenant(&format!("tenant-{number}"), "").await;
+        let tenant = fixture.tenant(&format!("tenant-{number}"), "").await;
         all.push(Sessions::of(
-            world.admin.session_target(&tenant).unwrap(),
+            fixture.admin.session_target(&tenant).unwrap(),
             &SessionSettings::default(),
             budget.clone(),
         ));
@@ -1810,30 +1825,30 @@ async fn used_often(defect: Option<&Defect>) {
             assert!(budget.in_use() <= CONNECTIONS);
         }
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// Everything of a consumer is due, and its one version may not run.
 async fn held_back(defect: Option<&Defect>) {
     const POLICY: &str = "batch = { messages_max = 1 }\nbreaker = { runs_min = 10, pause_ms = \
         3600000, pause_max_ms = 3600000 }";
-    let world = world(defect).await;
-    let consumer = world.simple("", POLICY).await;
-    let host = world.host(&consumer);
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", POLICY).await;
+    let host = fixture.host(&consumer);
     let traps: Vec<_> = (0..10).map(|n| record(n, &format!("m{n}"), "trap")).collect();
     deliver(&host, &traps).await;
-    world.execute("UPDATE oncebox.inbox SET next_attempt_at = now()").await;
+    fixture.execute("UPDATE oncebox.inbox SET next_attempt_at = now()").await;
     let stop = CancellationToken::new();
     let worker = tokio::spawn(retry::work(host, stop.clone()));
     sleep(Duration::from_secs(1)).await;
     assert_eq!(
-        world.number("SELECT sum(epoch)::int8 FROM oncebox.inbox").await,
+        fixture.number("SELECT sum(epoch)::int8 FROM oncebox.inbox").await,
         0,
         "leases that are given back"
     );
     stop.cancel();
     worker.await.unwrap();
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// The backend on which a transaction of these sessions ran.
@@ -1850,9 +1865,9 @@ async fn backend(sessions: &Sessions) -> i32 {
 /// A tenant whose transactions were dear, by its weight, runs nothing; another one has the host and
 /// waits for more of it.
 async fn did_much(defect: Option<&Defect>) {
-    let world = world(defect).await;
+    let fixture = fixture(defect).await;
     let scheduler = Scheduler::new(HostBounds::new(8, MEMORY));
-    let mut tenant = world.tenant("acme", "").await;
+    let mut tenant = fixture.tenant("acme", "").await;
     for (tenant_id, weight) in [(SLOW, 10_000), (VICTIM, 1)] {
         (tenant.tenant_id, tenant.limits.weight) = (tenant_id, weight);
         scheduler.set_limits(tenant_id, tenant.revision, &tenant.name, &tenant.limits);
@@ -1866,7 +1881,7 @@ async fn did_much(defect: Option<&Defect>) {
             "{REFUSED} to a tenant that did much before"
         );
     }
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// One tenant's transaction goes on and on, and it waits for another; a tenant with short ones
@@ -1940,175 +1955,175 @@ fn of(action: Action, id: &str) -> BulkAction {
 
 /// A message that a person runs again is given to its handler as it came.
 async fn redriven(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "").await;
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
     let given = Arc::<Mutex<Vec<Message>>>::default();
     let seen = given.clone();
     let parks = PlainHandler::new(1, move |_, run| {
         seen.lock().unwrap().push(run.message.clone());
         Box::pin(async move { Err(Failure::new(FailureKind::Park, "a test")) })
     });
-    let host = world.host_with(&consumer, PlainHandlers::of(parks), &SessionSettings::default());
+    let host = fixture.host_with(&consumer, PlainHandlers::of(parks), &SessionSettings::default());
     let mut letter = Record { key: Some(b"k".to_vec()), ..record(0, "a", "") };
     letter.headers.push(("causation".to_owned(), b"c-1".to_vec()));
     deliver(&host, &[letter]).await;
     let first = given.lock().unwrap().len();
-    world.admin.act_on_messages("acme", "orders", &of(Action::Redrive, "a")).await.unwrap();
-    world.retry_until_settled(&host).await;
+    fixture.admin.act_on_messages("acme", "orders", &of(Action::Redrive, "a")).await.unwrap();
+    fixture.retry_until_settled(&host).await;
     let given = given.lock().unwrap().clone();
     assert_eq!(given.len(), first + 1);
     let came = |run: usize| (&given[run].record.headers, &given[run].record.key);
     assert_eq!(came(first), came(0), "{NOT_WHAT_CAME}");
-    world.finish().await;
+    fixture.finish().await;
 }
 
 async fn redriven_twice(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "payload = 'all'").await;
-    let host = world.host(&consumer);
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "payload = 'all'").await;
+    let host = fixture.host(&consumer);
     deliver(&host, &[record(0, "a", "park")]).await;
-    world.execute("UPDATE oncebox.inbox SET payload = ''").await;
-    world.admin.act_on_messages("acme", "orders", &of(Action::Redrive, "a")).await.unwrap();
-    world.check_rows().await;
-    world.retry_until_settled(&host).await;
+    fixture.execute("UPDATE oncebox.inbox SET payload = ''").await;
+    fixture.admin.act_on_messages("acme", "orders", &of(Action::Redrive, "a")).await.unwrap();
+    fixture.check_rows().await;
+    fixture.retry_until_settled(&host).await;
     // Someone who had chosen the same message before.
     let class = consumer.policy.retention.class();
     let again = format!(
         "SELECT oncebox.act_on_messages({}, {class}::smallint, 'redrive', '{{a}}', now(), 'test', 'again')",
         consumer.row.consumer_id
     );
-    world.execute(again).await;
-    world.retry_until_settled(&host).await;
-    world.finish().await;
+    fixture.execute(again).await;
+    fixture.retry_until_settled(&host).await;
+    fixture.finish().await;
 }
 
 /// A letter that was mended and, as of then, might be mended again.
 async fn edit(
-    world: &World,
+    fixture: &InboxFixture,
     payload: &str,
     as_of: Option<DateTime<Utc>>,
 ) -> Result<(), InboxError> {
     let edit = Edit { payload: payload.into(), reason: "a test".to_owned(), as_of };
-    world.admin.edit_message("acme", "orders", "a", &edit).await
+    fixture.admin.edit_message("acme", "orders", "a", &edit).await
 }
 
 /// A dead letter of which nothing was kept comes again, first with another payload.
 async fn lost_record(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "payload = 'none'\ncollision = 'ignore'").await;
-    let host = world.host(&consumer);
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "payload = 'none'\ncollision = 'ignore'").await;
+    let host = fixture.host(&consumer);
     let letter = record(0, "a", "park");
     deliver(&host, std::slice::from_ref(&letter)).await;
     deliver(&host, &[record(1, "a", "result 1")]).await;
-    assert_eq!(world.row(&consumer, "a").await.payload, None, "another payload came back");
+    assert_eq!(fixture.row(&consumer, "a").await.payload, None, "another payload came back");
     deliver(&host, &[letter]).await;
-    assert!(world.row(&consumer, "a").await.headers.is_some(), "a dead letter cannot run again");
-    world.finish().await;
+    assert!(fixture.row(&consumer, "a").await.headers.is_some(), "a dead letter cannot run again");
+    fixture.finish().await;
 }
 
 async fn edited(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "").await;
-    let host = world.host(&consumer);
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    let host = fixture.host(&consumer);
     deliver(&host, &[record(0, "a", "reject")]).await;
-    edit(&world, "", None).await.unwrap();
-    world.retry_until_settled(&host).await;
+    edit(&fixture, "", None).await.unwrap();
+    fixture.retry_until_settled(&host).await;
     deliver(&host, &[record(0, "a", "reject")]).await;
-    assert_eq!(world.rows().await.len(), 1, "what comes again is taken for another message");
-    world.finish().await;
+    assert_eq!(fixture.rows().await.len(), 1, "what comes again is taken for another message");
+    fixture.finish().await;
 }
 
 async fn edited_twice(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple("", "").await;
-    let host = world.host(&consumer);
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    let host = fixture.host(&consumer);
     deliver(&host, &[record(0, "a", "reject")]).await;
-    let asked = sqlx::query_scalar("SELECT now()").fetch_one(&world.pool).await.unwrap();
-    edit(&world, "reject", Some(asked)).await.unwrap();
-    world.retry_until_settled(&host).await;
+    let asked = sqlx::query_scalar("SELECT now()").fetch_one(&fixture.pool).await.unwrap();
+    edit(&fixture, "reject", Some(asked)).await.unwrap();
+    fixture.retry_until_settled(&host).await;
     assert!(
-        edit(&world, "", Some(asked)).await.is_err(),
+        edit(&fixture, "", Some(asked)).await.is_err(),
         "an edit that was asked for before it failed again is made again"
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 async fn discarded(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple(TRAIL, BY_KEY).await;
-    deliver(&world.host(&consumer), &[of_key(0, "k1", "park"), of_key(1, "k2", "")]).await;
-    world.admin.act_on_messages("acme", "orders", &of(Action::Discard, "k1")).await.unwrap();
-    finish_in_order(world, &consumer).await;
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple(TRAIL, BY_KEY).await;
+    deliver(&fixture.host(&consumer), &[of_key(0, "k1", "park"), of_key(1, "k2", "")]).await;
+    fixture.admin.act_on_messages("acme", "orders", &of(Action::Discard, "k1")).await.unwrap();
+    finish_in_order(fixture, &consumer).await;
 }
 
 /// A claim that saw the message open is not committed when that is discarded.
 async fn discard_beside_a_claim(defect: Option<&Defect>) {
-    let world = world(defect).await;
-    let consumer = world.simple(TRAIL, BY_KEY).await;
-    let (host, other) = (world.host(&consumer), world.host(&consumer));
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple(TRAIL, BY_KEY).await;
+    let (host, other) = (fixture.host(&consumer), fixture.host(&consumer));
     deliver(&host, &[of_key(0, "k1", "park")]).await;
     let live = tokio::spawn(async move {
         deliver(&other, &[of_key(1, "k2", ""), of_key(2, "x1", "gate live")]).await
     });
-    world.control.gate("live").reached(1).await;
+    fixture.control.gate("live").reached(1).await;
     let discard = of(Action::Discard, "k1");
-    let first = world.admin.act_on_messages("acme", "orders", &discard).await.unwrap();
-    world.control.gate("live").open();
+    let first = fixture.admin.act_on_messages("acme", "orders", &discard).await.unwrap();
+    fixture.control.gate("live").open();
     live.await.unwrap();
     if first.left > 0 {
-        world.admin.act_on_messages("acme", "orders", &discard).await.unwrap();
+        fixture.admin.act_on_messages("acme", "orders", &discard).await.unwrap();
     }
-    finish_in_order(world, &consumer).await;
+    finish_in_order(fixture, &consumer).await;
 }
 
 // Host processes ------------------------------------------------------------------------------
 
 /// A host is killed between two of ten messages, after its offsets were committed.
 async fn killed_at_work(defect: Option<&Defect>) -> Result<()> {
-    let scenario = Scenario::with(Options { partitions: 1, ..Options::default() }).await?;
-    scenario.send(&Load::of([Work::Sleeps(200); 10])).await?;
+    let fixture = HostFixture::with(Options { partitions: 1, ..Options::default() }).await?;
+    fixture.send(&Load::of([Work::Sleeps(200); 10])).await?;
     let host =
-        scenario.start("a", &[("ONCEBOX_SABOTAGE", defect.map_or("", |defect| defect.name))])?;
-    scenario.until("SELECT count(*) FROM {schema}.ledger_entry", 3).await?;
-    while scenario.positions().await?[&0].0 == 0 {
+        fixture.start("a", &[("ONCEBOX_SABOTAGE", defect.map_or("", |defect| defect.name))])?;
+    fixture.until("SELECT count(*) FROM {schema}.ledger_entry", 3).await?;
+    while fixture.positions().await?[&0].0 == 0 {
         sleep(Duration::from_millis(10)).await;
     }
     host.kill().await?;
-    let successor = scenario.start("a", &[])?;
-    scenario.wait_settled_within(Duration::from_secs(12)).await?;
-    scenario.check().await?;
+    let successor = fixture.start("a", &[])?;
+    fixture.wait_settled_within(Duration::from_secs(12)).await?;
+    fixture.check().await?;
     successor.stop().await
 }
 
 /// A second host joins while the first is at work on messages of two seconds.
 async fn hand_over(defect: Option<&Defect>) -> Result<()> {
-    let scenario = Scenario::with(Options {
+    let fixture = HostFixture::with(Options {
         static_members: false,
         deadline_ms: 12_000,
         ..Options::default()
     })
     .await?;
-    scenario.send(&Load::of([Work::Sleeps(4_000); 8])).await?;
+    fixture.send(&Load::of([Work::Sleeps(4_000); 8])).await?;
     // Partitions are drawn; both must have something, or two hosts would never be at work.
     for more in 0.. {
-        if scenario.positions().await?.values().all(|(_, end)| *end > 0) {
+        if fixture.positions().await?.values().all(|(_, end)| *end > 0) {
             break;
         }
-        scenario.send(&Load::of([Work::Sleeps(4_000)]).named(&format!("more{more}"))).await?;
+        fixture.send(&Load::of([Work::Sleeps(4_000)]).named(&format!("more{more}"))).await?;
     }
     let variables = [("ONCEBOX_SABOTAGE", defect.map_or("", |defect| defect.name))];
-    let first = scenario.start("a", &variables)?;
-    scenario.until_sleeping(2).await?;
-    let second = scenario.start("b", &variables)?;
+    let first = fixture.start("a", &variables)?;
+    fixture.until_sleeping(2).await?;
+    let second = fixture.start("b", &variables)?;
     let until = Instant::now() + Duration::from_secs(15);
     while Instant::now() < until {
-        if scenario.number(WAITS_FOR_A_MESSAGE).await? > 0 {
-            return scenario.violated("two hosts are at one message".to_owned());
+        if fixture.number(WAITS_FOR_A_MESSAGE).await? > 0 {
+            return fixture.violated("two hosts are at one message".to_owned());
         }
         sleep(Duration::from_millis(10)).await;
     }
-    scenario.wait_settled().await?;
-    scenario.check().await?;
+    fixture.wait_settled().await?;
+    fixture.check().await?;
     first.stop().await?;
     second.stop().await
 }
@@ -2116,34 +2131,34 @@ async fn hand_over(defect: Option<&Defect>) -> Result<()> {
 /// A topic is read to its end, deleted, and made again with more records, while no host runs; the
 /// group's offsets are what they were.
 async fn topic_made_again(defect: Option<&Defect>) -> Result<()> {
-    let scenario =
-        Scenario::with(Options { partitions: 1, static_members: false, ..Options::default() })
+    let fixture =
+        HostFixture::with(Options { partitions: 1, static_members: false, ..Options::default() })
             .await?;
     let variables = [
         ("ONCEBOX_SABOTAGE", defect.map_or("", |defect| defect.name)),
         ("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0"),
     ];
-    scenario.send(&Load::of([Work::Pay; 5]).named("old")).await?;
-    let host = scenario.start("a", &variables)?;
-    acked(&scenario, 5).await?;
-    let notes = scenario.offsets_with_notes().await?;
+    fixture.send(&Load::of([Work::Pay; 5]).named("old")).await?;
+    let host = fixture.start("a", &variables)?;
+    acked(&fixture, 5).await?;
+    let notes = fixture.offsets_with_notes().await?;
     host.stop().await?;
-    scenario.make_topic_again(1).await?;
-    scenario.send(&Load::of([Work::Pay; 10]).named("new")).await?;
-    scenario.set_offsets_with_notes(&notes).await?;
-    let host = scenario.start("a", &variables)?;
-    acked(&scenario, 10).await?;
-    let effects = scenario.number("SELECT count(*) FROM {schema}.ledger_entry").await?;
+    fixture.make_topic_again(1).await?;
+    fixture.send(&Load::of([Work::Pay; 10]).named("new")).await?;
+    fixture.set_offsets_with_notes(&notes).await?;
+    let host = fixture.start("a", &variables)?;
+    acked(&fixture, 10).await?;
+    let effects = fixture.number("SELECT count(*) FROM {schema}.ledger_entry").await?;
     if effects != 15 {
-        return scenario.violated(format!("messages are lost: {effects} of 15 effects"));
+        return fixture.violated(format!("messages are lost: {effects} of 15 effects"));
     }
     host.stop().await
 }
 
 /// Wait until the group has read the only partition up to this offset.
-async fn acked(scenario: &Scenario, end: i64) -> Result<()> {
+async fn acked(fixture: &HostFixture, end: i64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(60);
-    while !scenario.positions().await.is_ok_and(|positions| positions[&0] == (end, end)) {
+    while !fixture.positions().await.is_ok_and(|positions| positions[&0] == (end, end)) {
         anyhow::ensure!(Instant::now() < deadline, "the partition was not read to {end}");
         sleep(Duration::from_millis(25)).await;
     }
@@ -2152,26 +2167,27 @@ async fn acked(scenario: &Scenario, end: i64) -> Result<()> {
 
 /// A host reaches its database no more, and Kafka it does.
 async fn cut_off(defect: Option<&Defect>) -> Result<()> {
-    let scenario = Scenario::with(Options { static_members: false, ..Options::default() }).await?;
-    let (database, through) = Proxy::before(scenario.database_url()).await?;
+    let fixture =
+        HostFixture::with(Options { static_members: false, ..Options::default() }).await?;
+    let (database, through) = Proxy::before(fixture.database_url()).await?;
     let variables = [
         ("ONCEBOX_SABOTAGE", defect.map_or("", |defect| defect.name)),
         ("ONCEBOX_DATABASE_URL", through.as_str()),
         ("ONCEBOX_DATABASE_LEAVE_AFTER_MS", "500"),
         ("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0"),
     ];
-    let host = scenario.start("a", &variables)?;
-    scenario.send(&Load::of([Work::Pay])).await?;
-    scenario.wait_settled().await?;
+    let host = fixture.start("a", &variables)?;
+    fixture.send(&Load::of([Work::Pay])).await?;
+    fixture.wait_settled().await?;
     database.close();
     // Whoever asks the database for a partition's next message hears that it is away.
-    scenario.send(&Load::of([Work::Pay; 4]).named("more")).await?;
+    fixture.send(&Load::of([Work::Pay; 4]).named("more")).await?;
     // One that has the defect never leaves.
     let patience = if defect.is_some() { Duration::from_secs(12) } else { Duration::from_secs(40) };
     let deadline = Instant::now() + patience;
     while host.log_lines("it left its group") == 0 {
         if Instant::now() > deadline {
-            return scenario.violated(
+            return fixture.violated(
                 "it keeps its partitions, and nobody else has their messages".to_owned(),
             );
         }
@@ -2183,8 +2199,8 @@ async fn cut_off(defect: Option<&Defect>) -> Result<()> {
 /// Connections from three addresses, in the middle of their heads, have all places of a host's port
 /// for probes.
 async fn half_heads(defect: Option<&Defect>) -> Result<()> {
-    let scenario = Scenario::new().await?;
-    let host = scenario
+    let fixture = HostFixture::new().await?;
+    let host = fixture
         .start_ready("a", &[("ONCEBOX_SABOTAGE", defect.map_or("", |defect| defect.name))])
         .await?;
     let mut half_open = Vec::new();
@@ -2202,24 +2218,24 @@ async fn half_heads(defect: Option<&Defect>) -> Result<()> {
             return host.stop().await;
         }
     }
-    scenario.violated("a probe is kept out".to_owned())
+    fixture.violated("a probe is kept out".to_owned())
 }
 
 /// Something in a native library aborts the process when a consumer starts.
 async fn start_ends_the_host(defect: Option<&Defect>) -> Result<()> {
-    let scenario = Scenario::new().await?;
+    let fixture = HostFixture::new().await?;
     let variables = [
         ("ONCEBOX_SABOTAGE", defect.map_or("", |defect| defect.name)),
-        ("ONCEBOX_CRASH_TOPIC", scenario.topic.as_str()),
+        ("ONCEBOX_CRASH_TOPIC", fixture.topic.as_str()),
         ("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0"),
     ];
-    let died = scenario.start("a", &variables)?;
+    let died = fixture.start("a", &variables)?;
     died.wait_exit(Duration::from_secs(60)).await?;
-    let host = scenario.start("a", &variables)?;
+    let host = fixture.start("a", &variables)?;
     let deadline = Instant::now() + Duration::from_secs(60);
-    while host.metric("oncebox_consumer_quarantined", &[&scenario.tenant.name]).await != Some(1.0) {
+    while host.metric("oncebox_consumer_quarantined", &[&fixture.tenant.name]).await != Some(1.0) {
         if !host.is_running() {
-            return scenario.violated("it ended two hosts".to_owned());
+            return fixture.violated("it ended two hosts".to_owned());
         }
         anyhow::ensure!(Instant::now() < deadline, "it is not quarantined");
         sleep(Duration::from_millis(50)).await;

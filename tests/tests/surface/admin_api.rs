@@ -1,6 +1,6 @@
 //! The HTTP API: who may do what, and what becomes of everything else.
 
-mod desk;
+mod fixture;
 mod policies;
 mod steps;
 mod strangers;
@@ -9,9 +9,9 @@ mod wire;
 use std::{collections::BTreeSet, time::Duration};
 
 use axum::http::StatusCode;
-use desk::{Answer, Desk};
+use fixture::{Answer, ApiFixture};
 use oncebox_admin::{Limits, Mode, Principal, wire::Role};
-use oncebox_tests::host::Scenario;
+use oncebox_tests::host::HostFixture;
 use serde_json::{Value, json};
 use steps::{Step, operations, steps};
 use tokio::io::AsyncWriteExt;
@@ -21,39 +21,39 @@ use wire::{Server, request};
 /// asks.
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_does_more_than_their_token_says() {
-    let desk = Desk::new(Mode::Tokens, Limits::default()).await;
+    let fixture = ApiFixture::new(Mode::Tokens, Limits::default()).await;
     let all = operations();
-    let tried: BTreeSet<_> = steps(&desk)
+    let tried: BTreeSet<_> = steps(&fixture)
         .iter()
         .map(|step| (step.method.to_owned(), step.template.to_owned()))
         .collect();
     let known: BTreeSet<_> = all.keys().cloned().collect();
     assert_eq!(tried, known, "every operation of the document is tried, and nothing else");
-    for step in steps(&desk) {
+    for step in steps(&fixture) {
         let needed = all[&(step.method.to_owned(), step.template.to_owned())].as_str();
-        let before = desk.digest().await;
-        refusals(&desk, &step, needed).await;
+        let before = fixture.digest().await;
+        refusals(&fixture, &step, needed).await;
         assert_eq!(
-            desk.digest().await,
+            fixture.digest().await,
             before,
             "{} {} changed something for nobody",
             step.method,
             step.template
         );
-        let answer = desk.answer(&step, Some(&desk.token(needed, step.template))).await;
+        let answer = fixture.answer(&step, Some(&fixture.token(needed, step.template))).await;
         assert!(answer.status.is_success(), "{} {}: {answer:?}", step.method, step.template);
-        desk.remember(&answer);
+        fixture.remember(&answer);
     }
-    desk.finish().await;
+    fixture.finish().await;
 }
 
-async fn refusals(desk: &Desk, step: &Step, needed: &str) {
+async fn refusals(fixture: &ApiFixture, step: &Step, needed: &str) {
     let name = format!("{} {}", step.method, step.template);
     if needed == "none" {
         return;
     }
-    for (kind, token) in desk.bad_tokens() {
-        let answer = desk.answer(step, token.as_deref()).await;
+    for (kind, token) in fixture.bad_tokens() {
+        let answer = fixture.answer(step, token.as_deref()).await;
         assert_eq!(
             (answer.status, answer.code()),
             (StatusCode::UNAUTHORIZED, "unauthenticated"),
@@ -64,16 +64,16 @@ async fn refusals(desk: &Desk, step: &Step, needed: &str) {
     }
     let is_platform = needed == "platform";
     let Some(needed) = Role::parse(needed).or(is_platform.then_some(Role::Admin)) else { return };
-    let mut small = vec![("another tenant's admin", desk.token_of("other", Role::Admin))];
+    let mut small = vec![("another tenant's admin", fixture.token_of("other", Role::Admin))];
     if is_platform || !step.template.contains("{tenant}") {
-        small.push(("an admin of one tenant", desk.token_of("acme", Role::Admin)));
+        small.push(("an admin of one tenant", fixture.token_of("acme", Role::Admin)));
     }
     if let Some(smaller) = Role::ALL.into_iter().rfind(|role| *role < needed) {
-        small.push(("too small a role", desk.token_of("", smaller)));
-        small.push(("too small a role in the tenant", desk.token_of("acme", smaller)));
+        small.push(("too small a role", fixture.token_of("", smaller)));
+        small.push(("too small a role in the tenant", fixture.token_of("acme", smaller)));
     }
     for (kind, token) in small {
-        let answer = desk.answer(step, Some(&token)).await;
+        let answer = fixture.answer(step, Some(&token)).await;
         assert_eq!(
             (answer.status, answer.code()),
             (StatusCode::FORBIDDEN, "forbidden"),
@@ -86,15 +86,15 @@ async fn refusals(desk: &Desk, step: &Step, needed: &str) {
 /// What could go wrong: what a stranger sends ends in an error of the host, or changes something.
 #[tokio::test(flavor = "multi_thread")]
 async fn rubbish_is_refused_and_changes_nothing() {
-    let desk = Desk::new(Mode::Tokens, Limits::default()).await;
-    let token = desk.token_of("", Role::Admin);
-    let before = desk.digest().await;
-    for step in steps(&desk) {
+    let fixture = ApiFixture::new(Mode::Tokens, Limits::default()).await;
+    let token = fixture.token_of("", Role::Admin);
+    let before = fixture.digest().await;
+    for step in steps(&fixture) {
         for body in rubbish(&step) {
-            let answer = desk
+            let answer = fixture
                 .send(
                     step.method,
-                    &step.path(&desk),
+                    &step.path(&fixture),
                     body.1.clone(),
                     "application/json",
                     Some(&token),
@@ -117,8 +117,9 @@ async fn rubbish_is_refused_and_changes_nothing() {
         }
         for path in weird_paths(&step) {
             let body = step.body.clone();
-            let answer =
-                desk.send(step.method, &path, body.bytes(), body.media_type(), Some(&token)).await;
+            let answer = fixture
+                .send(step.method, &path, body.bytes(), body.media_type(), Some(&token))
+                .await;
             assert!(!answer.status.is_server_error(), "{} {path}: {answer:?}", step.method);
             assert!(
                 step.method == "GET" || answer.status.is_client_error(),
@@ -127,7 +128,7 @@ async fn rubbish_is_refused_and_changes_nothing() {
             );
         }
     }
-    let bad = desk
+    let bad = fixture
         .send(
             "POST",
             "/v1/tenants",
@@ -137,12 +138,12 @@ async fn rubbish_is_refused_and_changes_nothing() {
         )
         .await;
     assert!(bad.detail().contains("`colour`"), "{bad:?}");
-    let bad = desk.send("POST", "/v1/tenants", b"{}".to_vec(), "text/plain", Some(&token)).await;
+    let bad = fixture.send("POST", "/v1/tenants", b"{}".to_vec(), "text/plain", Some(&token)).await;
     assert_eq!((bad.status.as_u16(), bad.code()), (415, "unsupported_media_type"));
-    let bad = desk.send("DELETE", "/v1/tenants", Vec::new(), "", Some(&token)).await;
+    let bad = fixture.send("DELETE", "/v1/tenants", Vec::new(), "", Some(&token)).await;
     assert_eq!((bad.status.as_u16(), bad.headers["allow"].to_str().unwrap()), (405, "GET, POST"));
     let versions = "/v1/tenants/acme/handlers/h/versions";
-    let bad = desk
+    let bad = fixture
         .send(
             "PUT",
             &format!("{versions}/{}", "0".repeat(64)),
@@ -153,10 +154,10 @@ async fn rubbish_is_refused_and_changes_nothing() {
         .await;
     assert_eq!((bad.status.as_u16(), bad.code()), (400, "invalid"));
     let bytes = b"not a component".to_vec();
-    let bad = desk
+    let bad = fixture
         .send(
             "PUT",
-            &format!("{versions}/{}", desk::sha256(&bytes)),
+            &format!("{versions}/{}", fixture::sha256(&bytes)),
             bytes,
             "application/wasm",
             Some(&token),
@@ -164,8 +165,8 @@ async fn rubbish_is_refused_and_changes_nothing() {
         .await;
     assert_eq!((bad.status.as_u16(), bad.code()), (422, "component_refused"));
     assert!(bad.body["problems"][0]["text"].is_string(), "{bad:?}");
-    assert_eq!(desk.digest().await, before);
-    desk.finish().await;
+    assert_eq!(fixture.digest().await, before);
+    fixture.finish().await;
 }
 
 fn rubbish(step: &Step) -> Vec<(String, Vec<u8>)> {
@@ -245,10 +246,10 @@ async fn uploads_are_bounded_in_size_and_time() {
         idle_timeout: Duration::from_millis(400),
         ..Limits::default()
     };
-    let desk = Desk::new(Mode::Tokens, limits).await;
-    let server = Server::start(&desk, None).await;
-    let before = desk.digest().await;
-    let token = desk.token_of("", Role::Admin);
+    let fixture = ApiFixture::new(Mode::Tokens, limits).await;
+    let server = Server::start(&fixture, None).await;
+    let before = fixture.digest().await;
+    let token = fixture.token_of("", Role::Admin);
     let head = |length: &str, token: &str| {
         let path = format!("/v1/tenants/acme/handlers/h/versions/{}", "0".repeat(64));
         format!(
@@ -285,27 +286,27 @@ async fn uploads_are_bounded_in_size_and_time() {
         .unwrap();
     drop(stream);
     // All turns are free again: an upload that is right is kept.
-    assert_eq!(desk.digest().await, before);
-    let good = desk.answer(&steps::upload(&desk), Some(&token)).await;
+    assert_eq!(fixture.digest().await, before);
+    let good = fixture.answer(&steps::upload(&fixture), Some(&token)).await;
     assert_eq!(good.status, StatusCode::CREATED, "{good:?}");
-    let again = desk.answer(&steps::upload(&desk), Some(&token)).await;
+    let again = fixture.answer(&steps::upload(&fixture), Some(&token)).await;
     assert_eq!((again.status, &again.body["digest"]), (StatusCode::OK, &good.body["digest"]));
     server.stop().await;
-    desk.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a token travels in the clear although a certificate is configured, or a
 /// connection that says nothing is kept for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn with_a_certificate_everything_is_encrypted() {
-    let desk = Desk::new(Mode::Tokens, Limits::default()).await;
+    let fixture = ApiFixture::new(Mode::Tokens, Limits::default()).await;
     let certificate = wire::self_signed();
-    let server = Server::start(&desk, Some(&certificate)).await;
+    let server = Server::start(&fixture, Some(&certificate)).await;
     let silent = tokio::spawn(server.silence());
     let whoami = request(
         "GET",
         "/v1/whoami",
-        &[("authorization", &format!("Bearer {}", desk.token_of("acme", Role::Viewer)))],
+        &[("authorization", &format!("Bearer {}", fixture.token_of("acme", Role::Viewer)))],
         "",
     );
     let said = server.talk_tls(&certificate, whoami.as_bytes()).await;
@@ -324,16 +325,16 @@ async fn with_a_certificate_everything_is_encrypted() {
         wrong.await.err().expect("a key is no certificate").to_string().contains("belong together")
     );
     server.stop().await;
-    desk.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a page in a browser of this machine deploys through a host that asks for no
 /// token.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_tokens_only_this_machine_is_answered() {
-    let desk = Desk::new(Mode::Open, Limits::default()).await;
-    let server = Server::start(&desk, None).await;
-    let before = desk.digest().await;
+    let fixture = ApiFixture::new(Mode::Open, Limits::default()).await;
+    let server = Server::start(&fixture, None).await;
+    let before = fixture.digest().await;
     let own = format!("127.0.0.1:{}", server.address.port());
     let body = r#"{"name": "evil"}"#;
     for headers in [
@@ -350,66 +351,70 @@ async fn without_tokens_only_this_machine_is_answered() {
             "{headers:?}: {said}"
         );
     }
-    assert_eq!(desk.digest().await, before);
+    assert_eq!(fixture.digest().await, before);
     let said = server.talk(request("GET", "/v1/whoami", &[("host", &own)], "").as_bytes()).await;
     assert!(said.starts_with("HTTP/1.1 200") && said.contains("\"admin\""), "{said}");
     let others =
         oncebox_admin::listen::Listener::bind("0.0.0.0:0".parse().unwrap(), None, Mode::Open).await;
     assert!(others.err().expect("not for others").to_string().contains("loopback"));
     server.stop().await;
-    desk.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a request over the network is taken for one of this process; what changes
 /// is not audited under the name of who asked.
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_bear_the_name_of_who_made_them() {
-    let desk = Desk::new(Mode::Tokens, Limits::default()).await;
-    let made =
-        desk.as_local(Principal::local("ada"), "POST", "/v1/tenants", r#"{"name": "fresh"}"#).await;
+    let fixture = ApiFixture::new(Mode::Tokens, Limits::default()).await;
+    let made = fixture
+        .as_local(Principal::local("ada"), "POST", "/v1/tenants", r#"{"name": "fresh"}"#)
+        .await;
     assert_eq!(made.status, StatusCode::CREATED, "{made:?}");
-    let token = desk.token_of("acme", Role::Admin);
+    let token = fixture.token_of("acme", Role::Admin);
     let new = json!({ "name": "ci@example.org", "role": "viewer" }).to_string().into_bytes();
-    let made =
-        desk.send("POST", "/v1/tenants/acme/tokens", new, "application/json", Some(&token)).await;
+    let made = fixture
+        .send("POST", "/v1/tenants/acme/tokens", new, "application/json", Some(&token))
+        .await;
     let secret = made.body["token"].as_str().unwrap_or_else(|| panic!("{made:?}")).to_owned();
     assert_eq!((secret.len(), made.headers["cache-control"].to_str().unwrap()), (68, "no-store"));
-    let listed = desk.send("GET", "/v1/tenants/acme/tokens", Vec::new(), "", Some(&token)).await;
+    let listed = fixture.send("GET", "/v1/tenants/acme/tokens", Vec::new(), "", Some(&token)).await;
     assert!(!listed.body.to_string().contains(&secret[4..]), "it is shown once");
-    let audit =
-        desk.send("GET", "/v1/audit", Vec::new(), "", Some(&desk.token_of("", Role::Viewer))).await;
+    let audit = fixture
+        .send("GET", "/v1/audit", Vec::new(), "", Some(&fixture.token_of("", Role::Viewer)))
+        .await;
     let told = |n: usize| {
         (audit.body[n]["actor"].as_str().unwrap(), audit.body[n]["action"].as_str().unwrap())
     };
     assert_eq!(told(0), ("acme-admin", "token.create"));
     assert_eq!(told(1), ("ada", "tenant.create"));
     // From the moment it is revoked it is no token.
-    let whoami = async || desk.send("GET", "/v1/whoami", Vec::new(), "", Some(&secret)).await;
+    let whoami = async || fixture.send("GET", "/v1/whoami", Vec::new(), "", Some(&secret)).await;
     assert_eq!(whoami().await.body["name"], "ci@example.org");
     let path = format!("/v1/tenants/acme/tokens/{}", made.body["token_id"]);
     assert_eq!(
-        desk.send("DELETE", &path, Vec::new(), "", Some(&desk.token_of("other", Role::Admin)))
+        fixture
+            .send("DELETE", &path, Vec::new(), "", Some(&fixture.token_of("other", Role::Admin)))
             .await
             .status,
         StatusCode::FORBIDDEN
     );
     assert_eq!(
-        desk.send("DELETE", &path, Vec::new(), "", Some(&token)).await.status,
+        fixture.send("DELETE", &path, Vec::new(), "", Some(&token)).await.status,
         StatusCode::OK
     );
     assert_eq!(whoami().await.status, StatusCode::UNAUTHORIZED);
     // A tenant's admin ends its own tokens and no others.
     let platform =
-        desk.send("DELETE", "/v1/tenants/acme/tokens/3", Vec::new(), "", Some(&token)).await;
+        fixture.send("DELETE", "/v1/tenants/acme/tokens/3", Vec::new(), "", Some(&token)).await;
     assert_eq!(platform.status, StatusCode::NOT_FOUND, "{platform:?}");
     // A consumer of a tenant's admin does not speak to the brokers as somebody else.
     let policy = json!({ "topics": ["t"], "ack": "after_commit", "kafka": { "properties": { "sasl.username": "root" } } });
     let new = json!({ "name": "spy", "policy": policy }).to_string().into_bytes();
-    let spy = desk
+    let spy = fixture
         .send("POST", "/v1/tenants/acme/consumers", new, "application/json", Some(&token))
         .await;
     assert_eq!(spy.status, StatusCode::FORBIDDEN, "{spy:?}");
-    desk.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: the document that is committed is not the one that is served.
@@ -424,14 +429,14 @@ fn the_document_is_the_committed_one() {
 /// What could go wrong: a token stands in a log, wherever a client put it.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_token_is_in_any_log() {
-    let scenario = Scenario::new().await.unwrap();
+    let fixture = HostFixture::new().await.unwrap();
     let address = format!("127.0.0.1:{}", oncebox_server::local::free_port().unwrap());
     let variables = [
         ("ONCEBOX_LOG_LEVEL", "debug,sqlx=debug,hyper=trace"),
         ("ONCEBOX_API_LISTEN", address.as_str()),
     ];
-    let host = scenario.start_ready("host", &variables).await.unwrap();
-    let new = oncebox_admin_token(&scenario).await;
+    let host = fixture.start_ready("host", &variables).await.unwrap();
+    let new = oncebox_admin_token(&fixture).await;
     let server = wire::Plain(address.parse().unwrap());
     let wrong = format!("obx_{}", "ab".repeat(32));
     let mut secrets = vec![new.clone(), wrong.clone()];
@@ -499,14 +504,14 @@ async fn no_token_is_in_any_log() {
     }
 }
 
-async fn oncebox_admin_token(scenario: &Scenario) -> String {
+async fn oncebox_admin_token(fixture: &HostFixture) -> String {
     let new = oncebox_control::NewToken {
         name: "first",
         role: oncebox_control::TokenRole::Admin,
         tenant: None,
         expires_at: None,
     };
-    scenario.admin.create_token(&new).await.unwrap().1.reveal().to_owned()
+    fixture.admin.create_token(&new).await.unwrap().1.reveal().to_owned()
 }
 
 impl Answer {

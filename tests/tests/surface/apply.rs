@@ -4,7 +4,7 @@
 //! the API of a server as on the database itself.
 
 use oncebox_tests::{
-    desk::{Desk, Way},
+    cli::{Access, CliFixture},
     guests::{self, End},
 };
 use serde_json::{Value, json};
@@ -36,13 +36,13 @@ retries = 'pinned'
 ";
 
 /// A folder with the file and what it names.
-async fn furnished(way: Way) -> Desk {
-    let desk = Desk::open(way).await;
-    desk.file("ok.wasm", guests::component(&[], &End::Ok));
-    desk.file("other.wasm", guests::component(&[guests::execute("SELECT 1")], &End::Ok));
-    desk.file("1-stock.sql", "CREATE TABLE stock (sku text);");
-    desk.file("x.toml", FILE);
-    desk
+async fn furnished(way: Access) -> CliFixture {
+    let cli = CliFixture::open(way).await;
+    cli.file("ok.wasm", guests::component(&[], &End::Ok));
+    cli.file("other.wasm", guests::component(&[guests::execute("SELECT 1")], &End::Ok));
+    cli.file("1-stock.sql", "CREATE TABLE stock (sku text);");
+    cli.file("x.toml", FILE);
+    cli
 }
 
 /// The lines of a plan, without what differs from run to run.
@@ -50,42 +50,42 @@ fn plan(printed: &str) -> Vec<&str> {
     printed.lines().collect()
 }
 
-async fn check_demo_twice(way: Way) {
-    let desk = Desk::open(way).await;
-    let first = desk.ok(&["apply", "-f", DEMO]).await;
+async fn check_demo_twice(way: Access) {
+    let cli = CliFixture::open(way).await;
+    let first = cli.ok(&["apply", "-f", DEMO]).await;
     assert!(first.ends_with("28 created, 0 changed, 0 unchanged\n"), "{first}");
     assert_eq!(
         first.lines().filter(|line| line.starts_with("+ deployment")).count(),
         12,
         "{first}"
     );
-    let (audit, state) = (desk.audit().await, desk.state().await);
-    let second = desk.ok(&["apply", "-f", DEMO]).await;
+    let (audit, state) = (cli.audit().await, cli.state().await);
+    let second = cli.ok(&["apply", "-f", DEMO]).await;
     assert!(
         second.ends_with("no changes\n")
             && second.lines().rev().skip(1).all(|line| line.starts_with("= ")),
         "{second}"
     );
     assert_eq!(
-        (desk.audit().await, desk.state().await),
+        (cli.audit().await, cli.state().await),
         (audit, state),
         "the second run wrote something"
     );
-    let third = desk.json(&["apply", "-f", DEMO]).await;
+    let third = cli.json(&["apply", "-f", DEMO]).await;
     assert_eq!((&third["created"], &third["changed"]), (&json!(0), &json!(0)));
     let deployments =
-        desk.json(&["deployments", "--tenant", "globex", "--consumer", "github"]).await;
+        cli.json(&["deployments", "--tenant", "globex", "--consumer", "github"]).await;
     assert_eq!(deployments.as_array().unwrap().len(), 6, "{deployments}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_demos_file_twice_on_the_database() {
-    check_demo_twice(Way::Database).await;
+    check_demo_twice(Access::Database).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_demos_file_twice_over_a_server() {
-    check_demo_twice(Way::Server).await;
+    check_demo_twice(Access::Server).await;
 }
 
 /// The file that docs/apply.md shows, as it stands there.
@@ -98,19 +98,19 @@ async fn the_file_of_the_page_is_applied() {
         page.contains(&std::fs::read_to_string(&sample).unwrap()),
         "the page shows another file than the sample"
     );
-    let desk = Desk::open(Way::Database).await;
-    let first = desk.ok(&["apply", "-f", &sample]).await;
+    let cli = CliFixture::open(Access::Database).await;
+    let first = cli.ok(&["apply", "-f", &sample]).await;
     assert!(first.ends_with("created, 0 changed, 0 unchanged\n"), "{first}");
-    assert_eq!(desk.json(&["deployments"]).await[0]["event_type"], json!("inventory.reserve"));
-    assert_eq!(desk.ok(&["apply", "-f", &sample]).await.lines().last(), Some("no changes"));
+    assert_eq!(cli.json(&["deployments"]).await[0]["event_type"], json!("inventory.reserve"));
+    assert_eq!(cli.ok(&["apply", "-f", &sample]).await.lines().last(), Some("no changes"));
 }
 
-async fn check_changes(way: Way) {
-    let desk = furnished(way).await;
-    let before = desk.state().await;
-    let dry = desk.ok(&["apply", "-f", "x.toml", "--dry-run"]).await;
-    assert_eq!(desk.state().await, before, "a dry run did something");
-    let digest = desk.digest("ok.wasm");
+async fn check_changes(way: Access) {
+    let cli = furnished(way).await;
+    let before = cli.state().await;
+    let dry = cli.ok(&["apply", "-f", "x.toml", "--dry-run"]).await;
+    assert_eq!(cli.state().await, before, "a dry run did something");
+    let digest = cli.digest("ok.wasm");
     assert_eq!(
         plan(&dry),
         [
@@ -123,9 +123,9 @@ async fn check_changes(way: Way) {
             "6 to be created, 0 to be changed, 0 unchanged",
         ]
     );
-    let done = desk.ok(&["apply", "-f", "x.toml"]).await;
+    let done = cli.ok(&["apply", "-f", "x.toml"]).await;
     assert_eq!(done, dry.replace(" to be ", " "));
-    let live = desk.json(&["deployments", "--tenant", "acme"]).await;
+    let live = cli.json(&["deployments", "--tenant", "acme"]).await;
     let live: Vec<_> = live
         .as_array()
         .unwrap()
@@ -139,15 +139,15 @@ async fn check_changes(way: Way) {
     assert!(live.contains(&json!([">=2", {}, null, "pinned"])), "{live:?}");
 
     // Another component, another setting, a migration more, and what nobody names any more stays.
-    desk.file("2-more.sql", "ALTER TABLE stock ADD COLUMN n int;");
+    cli.file("2-more.sql", "ALTER TABLE stock ADD COLUMN n int;");
     let file = FILE
         .replacen("'1-stock.sql'", "'1-stock.sql', '2-more.sql'", 1)
         .replacen("ok.wasm", "other.wasm", 1)
         .replacen("'red'", "'blue'", 1);
     let file = file.rsplit_once("[[tenant.consumer.deployment]]").unwrap().0.to_owned();
-    desk.file("x.toml", file);
-    let other = desk.digest("other.wasm");
-    let changed = desk.ok(&["apply", "-f", "x.toml"]).await;
+    cli.file("x.toml", file);
+    let other = cli.digest("other.wasm");
+    let changed = cli.ok(&["apply", "-f", "x.toml"]).await;
     assert_eq!(
         plan(&changed),
         [
@@ -163,9 +163,9 @@ async fn check_changes(way: Way) {
             "2 created, 1 changed, 3 unchanged",
         ]
     );
-    let live = desk.json(&["deployments", "--tenant", "acme"]).await;
+    let live = cli.json(&["deployments", "--tenant", "acme"]).await;
     assert_eq!(live.as_array().unwrap().len(), 2, "something was taken away: {live}");
-    let again = desk.json(&["apply", "-f", "x.toml"]).await;
+    let again = cli.json(&["apply", "-f", "x.toml"]).await;
     assert_eq!(
         again["changes"]
             .as_array()
@@ -178,39 +178,39 @@ async fn check_changes(way: Way) {
     );
 
     // By digest, without the file.
-    let file = std::fs::read_to_string(desk.dir().join("x.toml")).unwrap();
-    desk.file("x.toml", file.replace("component = 'other.wasm'", &format!("version = '{other}'")));
-    assert!(desk.ok(&["apply", "-f", "x.toml"]).await.ends_with("no changes\n"));
+    let file = std::fs::read_to_string(cli.dir().join("x.toml")).unwrap();
+    cli.file("x.toml", file.replace("component = 'other.wasm'", &format!("version = '{other}'")));
+    assert!(cli.ok(&["apply", "-f", "x.toml"]).await.ends_with("no changes\n"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_are_planned_and_carried_out_on_the_database() {
-    check_changes(Way::Database).await;
+    check_changes(Access::Database).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_are_planned_and_carried_out_over_a_server() {
-    check_changes(Way::Server).await;
+    check_changes(Access::Server).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_applied_is_told_before_anything_is_done() {
-    let desk = furnished(Way::Database).await;
-    desk.fails(
+    let cli = furnished(Access::Database).await;
+    cli.fails(
         &["apply", "-f", "nowhere.toml"],
         "failed to read `nowhere.toml`: No such file or directory (os error 2)",
     )
     .await;
-    desk.file("y.toml", FILE.replace("retries =", "retry ="));
+    cli.file("y.toml", FILE.replace("retries =", "retry ="));
     let expected = "expected one of `event_type`, `event_versions`, `handler`, `component`, \
         `version`, `settings`, `limits`, `requires_migration`, `retries`";
-    desk.fails(
+    cli.fails(
         &["apply", "-f", "y.toml"],
         &format!("`y.toml` cannot be applied, line 22: unknown field `retry`, {expected}"),
     )
     .await;
-    desk.file("y.toml", FILE.replace("ack =", "ackk ="));
-    let output = desk.run(&["apply", "-f", "y.toml"]).await;
+    cli.file("y.toml", FILE.replace("ack =", "ackk ="));
+    let output = cli.run(&["apply", "-f", "y.toml"]).await;
     assert!(
         output
             .stderr
@@ -219,31 +219,31 @@ async fn what_cannot_be_applied_is_told_before_anything_is_done() {
         output.stderr
     );
 
-    desk.ok(&["apply", "-f", "x.toml"]).await;
+    cli.ok(&["apply", "-f", "x.toml"]).await;
     // A new tenant comes first in the file, and is not made when what follows is wrong.
     let first = "[[tenant]]\nname = 'first'\n";
-    desk.file("y.toml", format!("{first}{}", FILE.replace("'after_commit'", "'after_insert'")));
-    desk.fails(
+    cli.file("y.toml", format!("{first}{}", FILE.replace("'after_commit'", "'after_insert'")));
+    cli.fails(
         &["apply", "-f", "y.toml"],
         "the policy of consumer `acme/orders` is another: `ack` \"after_commit\" → \
             \"after_insert\"; change it with `oncebox consumer policy set`, which says what \
             follows for messages",
     )
     .await;
-    desk.file("1-stock.sql", "CREATE TABLE stock (sku int);");
-    desk.file("y.toml", format!("{first}{FILE}"));
-    desk.fails(
+    cli.file("1-stock.sql", "CREATE TABLE stock (sku int);");
+    cli.file("y.toml", format!("{first}{FILE}"));
+    cli.fails(
         &["apply", "-f", "y.toml"],
         "migration `1-stock` of tenant `acme` was applied with another text than `1-stock.sql` \
             has; write what is new as a migration of its own",
     )
     .await;
-    desk.file("1-stock.sql", "CREATE TABLE stock (sku text);");
-    desk.file(
+    cli.file("1-stock.sql", "CREATE TABLE stock (sku text);");
+    cli.file(
         "y.toml",
         format!("{first}{}", FILE.replacen("component = 'ok.wasm'", "version = 'abcdef012345'", 1)),
     );
-    desk.fails(
+    cli.fails(
         &["apply", "-f", "y.toml"],
         "handler `orders` of tenant `acme` has no version `abcdef012345`; `oncebox version list` \
             shows those there are",
@@ -254,16 +254,16 @@ async fn what_cannot_be_applied_is_told_before_anything_is_done() {
 /// A component that is refused stops everything before the tenant's tables are touched.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_component_that_is_refused_stops_before_the_migrations() {
-    let desk = furnished(Way::Database).await;
-    desk.file("2-more.sql", "ALTER TABLE stock ADD COLUMN n int;");
-    desk.ok(&["apply", "-f", "x.toml"]).await;
-    desk.file("bad.wasm", "hello");
-    desk.file(
+    let cli = furnished(Access::Database).await;
+    cli.file("2-more.sql", "ALTER TABLE stock ADD COLUMN n int;");
+    cli.ok(&["apply", "-f", "x.toml"]).await;
+    cli.file("bad.wasm", "hello");
+    cli.file(
         "y.toml",
         FILE.replacen("'1-stock.sql'", "'1-stock.sql', '2-more.sql'", 1)
             .replacen("ok.wasm", "bad.wasm", 1),
     );
-    let output = desk.run(&["apply", "-f", "y.toml"]).await;
+    let output = cli.run(&["apply", "-f", "y.toml"]).await;
     assert_eq!(
         (output.code, output.stderr.as_str()),
         (
@@ -273,6 +273,6 @@ async fn a_component_that_is_refused_stops_before_the_migrations() {
         )
     );
     let migrations: Vec<Value> =
-        desk.rows("SELECT to_jsonb(name) FROM oncebox.tenant_migration").await;
+        cli.rows("SELECT to_jsonb(name) FROM oncebox.tenant_migration").await;
     assert_eq!(migrations, [json!("1-stock")]);
 }

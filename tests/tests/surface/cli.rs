@@ -52,13 +52,13 @@ fn target_dir() -> PathBuf {
 }
 
 /// A folder with files, an empty database, and the program with its environment.
-struct Desk {
+struct ProgramFixture {
     dir: PathBuf,
     database: TestDatabase,
     environment: BTreeMap<String, String>,
 }
 
-impl Desk {
+impl ProgramFixture {
     /// Nothing but an empty database, which the program is told.
     async fn empty() -> Self {
         let database = TestDatabase::create("empty", async |_: &str| Ok(())).await.unwrap();
@@ -77,13 +77,13 @@ impl Desk {
     }
 
     /// A database that holds an inbox, tenant `acme` and consumer `orders`.
-    async fn furnished() -> Self {
-        let desk = Self::empty().await;
-        desk.ok(&["migrate"]).await;
-        desk.ok(&["tenant", "create", "acme"]).await;
-        let policy = desk.file("orders.toml", POLICY);
-        desk.ok(&["consumer", "create", "orders", "--tenant", "acme", "--policy", &policy]).await;
-        desk
+    async fn with_consumer() -> Self {
+        let cli = Self::empty().await;
+        cli.ok(&["migrate"]).await;
+        cli.ok(&["tenant", "create", "acme"]).await;
+        let policy = cli.file("orders.toml", POLICY);
+        cli.ok(&["consumer", "create", "orders", "--tenant", "acme", "--policy", &policy]).await;
+        cli
     }
 
     /// With another value of a variable; without it when there is none.
@@ -193,7 +193,7 @@ impl Desk {
     }
 }
 
-impl Drop for Desk {
+impl Drop for ProgramFixture {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             let _ = std::fs::remove_dir_all(&self.dir); // what is left is in `target`
@@ -212,20 +212,20 @@ fn text(bytes: &[u8]) -> String {
 /// Policies are looked at before there is a server, with everything that is wrong in one answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn policies_are_checked_and_explained_as_files() {
-    let desk = Desk::empty().await;
-    let good = desk.file("good.toml", format!("{POLICY}retry = {{ preset = 'seed-002' }}\n"));
-    assert_eq!(desk.ok(&["policy", "check", &good]).await, format!("`{good}` can work\n"));
+    let cli = ProgramFixture::empty().await;
+    let good = cli.file("good.toml", format!("{POLICY}retry = {{ preset = 'seed-002' }}\n"));
+    assert_eq!(cli.ok(&["policy", "check", &good]).await, format!("`{good}` can work\n"));
     assert_eq!(
-        desk.json(&["policy", "check", &good]).await,
+        cli.json(&["policy", "check", &good]).await,
         json!([{ "file": good, "problems": [] }])
     );
 
-    let bad = desk.file(
+    let bad = cli.file(
         "bad.toml",
         "topics = []\n[retry]\nworkers = 'hunter2'\nbackof = \
         1\n[kafka.properties]\n'group.id' = 'hunter2'\n",
     );
-    let output = run(desk.command().args(["policy", "check", &good, &bad])).await;
+    let output = run(cli.command().args(["policy", "check", &good, &bad])).await;
     let lines: Vec<_> = text(&output.stdout).lines().map(str::to_owned).collect();
     assert_eq!(
         lines[..5],
@@ -246,7 +246,7 @@ async fn policies_are_checked_and_explained_as_files() {
         (text(&output.stderr).as_str(), output.status.code()),
         ("error: 1 of 2 policies cannot work\n", Some(1))
     );
-    let output = run(desk.command().args(["policy", "check", &bad, "--json"])).await;
+    let output = run(cli.command().args(["policy", "check", &bad, "--json"])).await;
     let checked: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(
         (&checked[0]["problems"][1]["key"], &checked[0]["problems"][1]["line"]),
@@ -254,8 +254,8 @@ async fn policies_are_checked_and_explained_as_files() {
     );
     assert_eq!(output.status.code(), Some(1));
     let own =
-        desk.file("own.toml", format!("{POLICY}kafka.properties = {{ 'group.id' = 'hunter2' }}"));
-    let output = run(desk.command().args(["policy", "check", &own])).await;
+        cli.file("own.toml", format!("{POLICY}kafka.properties = {{ 'group.id' = 'hunter2' }}"));
+    let output = run(cli.command().args(["policy", "check", &own])).await;
     assert!(
         text(&output.stdout).contains("kafka property `group.id` cannot be set here"),
         "{}",
@@ -265,10 +265,10 @@ async fn policies_are_checked_and_explained_as_files() {
 
     for sample in ["order-projection", "notification-sender"] {
         let sample = format!("{}/../docs/samples/{sample}.toml", env!("CARGO_MANIFEST_DIR"));
-        assert!(desk.ok(&["policy", "check", &sample]).await.contains("can work"));
+        assert!(cli.ok(&["policy", "check", &sample]).await.contains("can work"));
     }
 
-    let explained = desk.ok(&["policy", "explain", &good]).await;
+    let explained = cli.ok(&["policy", "explain", &good]).await;
     for part in [
         "is run again after 30 s and 2 min (`seed-002`)",
         "\n 1. What is the message id?\n    holds: ",
@@ -276,7 +276,7 @@ async fn policies_are_checked_and_explained_as_files() {
     ] {
         assert!(explained.contains(part), "{explained}");
     }
-    let explained = desk.json(&["policy", "explain", &good]).await;
+    let explained = cli.json(&["policy", "explain", &good]).await;
     assert_eq!(
         (
             explained["sentences"].as_array().unwrap().len(),
@@ -284,7 +284,7 @@ async fn policies_are_checked_and_explained_as_files() {
         ),
         (11, 18)
     );
-    let output = run(desk.command().args(["policy", "explain", &bad])).await;
+    let output = run(cli.command().args(["policy", "explain", &bad])).await;
     assert!(
         text(&output.stderr)
             .starts_with(&format!("error: the policy `{bad}` is not valid, for 4 reasons\n")),
@@ -292,15 +292,15 @@ async fn policies_are_checked_and_explained_as_files() {
         text(&output.stderr)
     );
 
-    let presets = desk.ok(&["policy", "presets"]).await;
+    let presets = cli.ok(&["policy", "presets"]).await;
     assert!(presets.contains("seed-002            3     exactly  30 s, 120 s\n"), "{presets}");
-    assert_eq!(desk.json(&["policy", "presets"]).await[0]["preset"], "exponential-jitter");
+    assert_eq!(cli.json(&["policy", "presets"]).await[0]["preset"], "exponential-jitter");
 }
 
 /// S1-070 begins with a host that starts, or says why it does not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_configuration_that_cannot_work_is_named() {
-    let desk = Desk::empty().await;
+    let cli = ProgramFixture::empty().await;
     let list: &[&str] = &["tenant", "list"];
     for (name, content, line) in [
         (
@@ -334,20 +334,20 @@ async fn a_configuration_that_cannot_work_is_named() {
                 `previous_master_key_file`",
         ),
     ] {
-        let path = desk.file(name, content);
-        desk.fails(
+        let path = cli.file(name, content);
+        cli.fails(
             &[list, &["--config", &path]].concat(),
             &format!("failed to read the configuration `DIR/{name}`, {line}"),
         )
         .await;
     }
-    desk.fails(
+    cli.fails(
         &["tenant", "list", "--config", "nowhere.toml"],
         "failed to read the configuration `nowhere.toml`: No such file or directory (os error 2)",
     )
     .await;
-    let dir = desk.dir.to_str().unwrap().to_owned();
-    desk.fails(
+    let dir = cli.dir.to_str().unwrap().to_owned();
+    cli.fails(
         &["tenant", "list", "--config", &dir],
         "failed to read the configuration `DIR`: Is a directory (os error 21)",
     )
@@ -374,10 +374,10 @@ async fn a_configuration_that_cannot_work_is_named() {
             "the master key must be 64 hexadecimal digits; make one with `openssl rand -hex 32`",
         ),
     ] {
-        desk.fails_as(desk.with(variable, Some(value)), list, line).await;
+        cli.fails_as(cli.with(variable, Some(value)), list, line).await;
     }
-    desk.fails_as(
-        desk.with("ONCEBOX_LOG_LEVEL", Some("loud")),
+    cli.fails_as(
+        cli.with("ONCEBOX_LOG_LEVEL", Some("loud")),
         &["migrate"],
         "`log.level` is `loud`; use error, warn, info, debug or trace",
     )
@@ -385,13 +385,13 @@ async fn a_configuration_that_cannot_work_is_named() {
     let no_key = "no master key is configured; set `keys.master_key_file` or ONCEBOX_MASTER_KEY \
         (make one with `openssl rand -hex 32`)";
     for arguments in [list, &["migrate"]] {
-        desk.fails_as(desk.with("ONCEBOX_MASTER_KEY", None), arguments, no_key).await;
+        cli.fails_as(cli.with("ONCEBOX_MASTER_KEY", None), arguments, no_key).await;
     }
-    let file = desk.file("keys.toml", "[keys]\nmaster_key_file = 'nowhere.key'");
+    let file = cli.file("keys.toml", "[keys]\nmaster_key_file = 'nowhere.key'");
     let line =
         "failed to read the master key from `nowhere.key`: No such file or directory (os error 2)";
-    desk.fails_as(
-        desk.with("ONCEBOX_MASTER_KEY", None),
+    cli.fails_as(
+        cli.with("ONCEBOX_MASTER_KEY", None),
         &["tenant", "list", "--config", &file],
         line,
     )
@@ -400,8 +400,8 @@ async fn a_configuration_that_cannot_work_is_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_cannot_be_used_is_named_without_its_password() {
-    let desk = Desk::empty().await;
-    desk.fails(&["tenant", "list"], "the database holds no inbox; run `oncebox migrate` first")
+    let cli = ProgramFixture::empty().await;
+    cli.fails(&["tenant", "list"], "the database holds no inbox; run `oncebox migrate` first")
         .await;
     let no_database = "no database is configured; set `database.url` or ONCEBOX_DATABASE_URL, or \
         start `oncebox dev` in this folder";
@@ -416,8 +416,8 @@ async fn a_database_that_cannot_be_used_is_named_without_its_password() {
     );
     let closed = format!("postgres://u:{SECRET}@127.0.0.1:{}/x", free_port().unwrap());
     let wrong = {
-        let password = desk.database.url().split([':', '@']).nth(2).unwrap();
-        desk.url_with(&format!(":{password}@"), &format!(":{SECRET}@"))
+        let password = cli.database.url().split([':', '@']).nth(2).unwrap();
+        cli.url_with(&format!(":{password}@"), &format!(":{SECRET}@"))
     };
     for (url, line) in [
         (None, no_database),
@@ -438,8 +438,8 @@ async fn a_database_that_cannot_be_used_is_named_without_its_password() {
         while took.last().is_none_or(|took| *took >= Duration::from_secs(8)) {
             assert!(took.len() < 5, "{took:?} until `{migrating}`");
             let started = Instant::now();
-            desk.fails_as(desk.with("ONCEBOX_DATABASE_URL", url), &["tenant", "list"], line).await;
-            desk.fails_as(desk.with("ONCEBOX_DATABASE_URL", url), &["migrate"], &migrating).await;
+            cli.fails_as(cli.with("ONCEBOX_DATABASE_URL", url), &["tenant", "list"], line).await;
+            cli.fails_as(cli.with("ONCEBOX_DATABASE_URL", url), &["migrate"], &migrating).await;
             took.push(started.elapsed());
         }
     }
@@ -449,12 +449,12 @@ async fn a_database_that_cannot_be_used_is_named_without_its_password() {
 /// nobody created.
 #[tokio::test(flavor = "multi_thread")]
 async fn migrate_creates_the_database_where_it_may() {
-    let desk = Desk::empty().await;
-    let name = format!("{}-new", desk.database.name());
-    let url = desk.url_with(desk.database.name(), &name);
-    let with = |url: &str| desk.with("ONCEBOX_DATABASE_URL", Some(url));
+    let cli = ProgramFixture::empty().await;
+    let name = format!("{}-new", cli.database.name());
+    let url = cli.url_with(cli.database.name(), &name);
+    let with = |url: &str| cli.with("ONCEBOX_DATABASE_URL", Some(url));
     let missing = format!("database `{name}` does not exist; `oncebox migrate` creates it");
-    desk.fails_as(with(&url), &["tenant", "list"], &missing).await;
+    cli.fails_as(with(&url), &["tenant", "list"], &missing).await;
     let mut serve = with(&url);
     serve.envs([
         ("ONCEBOX_KAFKA_BROKERS", "127.0.0.1:1"),
@@ -472,11 +472,11 @@ async fn migrate_creates_the_database_where_it_may() {
         (make one with `openssl rand -hex 32`)";
     let mut keyless = with(&url);
     keyless.env_remove("ONCEBOX_MASTER_KEY");
-    desk.fails_as(keyless, &["migrate"], no_key).await;
-    desk.fails_as(with(&url), &["tenant", "list"], &missing).await;
+    cli.fails_as(keyless, &["migrate"], no_key).await;
+    cli.fails_as(with(&url), &["tenant", "list"], &missing).await;
 
     // A login that may not create databases is told which statement does.
-    let mut connection = desk.database.connect().await.unwrap();
+    let mut connection = cli.database.connect().await.unwrap();
     let login = format!("login_{:08x}", rand::random::<u32>());
     let make = format!("CREATE ROLE {login} LOGIN PASSWORD '{SECRET}'");
     sqlx::raw_sql(AssertSqlSafe(make)).execute(&mut connection).await.unwrap();
@@ -509,19 +509,19 @@ async fn migrate_creates_the_database_where_it_may() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_cannot_start_says_why() {
-    let desk = Desk::empty().await;
-    desk.fails(
+    let cli = ProgramFixture::empty().await;
+    cli.fails(
         &["serve"],
         "no brokers are configured; set `kafka.brokers` or ONCEBOX_KAFKA_BROKERS",
     )
     .await;
     // From here on the database may be prepared.
-    desk.ok(&["migrate"]).await;
+    cli.ok(&["migrate"]).await;
     let broker = format!("127.0.0.1:{}", free_port().unwrap());
     // A broker that does not answer is waited for (outages.rs); what it would be asked with is
     // looked at before that.
     for property in ["'sasl.passwordd' = 'hunter2'", "'security.protocol' = 'hunter2'"] {
-        let config = desk.file(
+        let config = cli.file(
             "kafka.toml",
             format!(
                 "[http]\nlisten = '127.0.0.1:0'\n[api]\nlisten = \
@@ -533,7 +533,7 @@ async fn a_host_that_cannot_start_says_why() {
             "kafka property `{name}` is unknown or its value is not accepted; check \
                 `kafka.properties`"
         );
-        desk.fails(&["serve", "--config", &config], &line).await;
+        cli.fails(&["serve", "--config", &config], &line).await;
     }
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
@@ -541,13 +541,13 @@ async fn a_host_that_cannot_start_says_why() {
         ("ONCEBOX_HTTP_LISTEN", "ONCEBOX_API_LISTEN", "http.listen"),
         ("ONCEBOX_API_LISTEN", "ONCEBOX_HTTP_LISTEN", "api.listen"),
     ] {
-        let mut command = desk.with("ONCEBOX_KAFKA_BROKERS", Some(&broker));
+        let mut command = cli.with("ONCEBOX_KAFKA_BROKERS", Some(&broker));
         command.env(variable, address.to_string()).env(other, "127.0.0.1:0");
         let line = format!(
             "failed to listen on `{address}`; set `{setting}` ({variable}) to a free address: \
                 Address already in use (os error 98)"
         );
-        desk.fails_as(command, &["serve"], &line).await;
+        cli.fails_as(command, &["serve"], &line).await;
     }
 }
 
@@ -555,14 +555,14 @@ async fn a_host_that_cannot_start_says_why() {
 /// broker is there; or it says the password.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_password_that_the_brokers_refuse_ends_the_host() {
-    let desk = Desk::empty().await;
-    desk.ok(&["migrate"]).await;
+    let cli = ProgramFixture::empty().await;
+    cli.ok(&["migrate"]).await;
     let kafka = spawn_blocking(|| KafkaServer::start_with_password("host", "right"))
         .await
         .unwrap()
         .unwrap();
     let broker = format!("127.0.0.1:{}", kafka.own_ports()[0]);
-    let config = desk.file(
+    let config = cli.file(
         "password.toml",
         format!(
             "[http]\nlisten = '127.0.0.1:0'\n[api]\nlisten = '127.0.0.1:0'\n[kafka]\nbrokers = \
@@ -571,7 +571,7 @@ async fn a_password_that_the_brokers_refuse_ends_the_host() {
              'host'\n'sasl.password' = 'hunter2'"
         ),
     );
-    let output = run(desk.command().args(["serve", "--config", &config])).await;
+    let output = run(cli.command().args(["serve", "--config", &config])).await;
     let said = text(&output.stderr);
     let last = said.lines().last().unwrap_or_default();
     assert!(
@@ -588,39 +588,39 @@ async fn a_password_that_the_brokers_refuse_ends_the_host() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tenants_are_created_whole_or_not_at_all() {
-    let desk = Desk::empty().await;
+    let cli = ProgramFixture::empty().await;
     for _ in 0..2 {
-        assert_eq!(desk.ok(&["migrate"]).await, "the database is up to date\n");
+        assert_eq!(cli.ok(&["migrate"]).await, "the database is up to date\n");
     }
-    assert_eq!(desk.json(&["migrate"]).await, json!({ "done": "the database is up to date" }));
-    assert_eq!(desk.ok(&["tenant", "list"]).await, "TENANT  STATE  SCHEMA  CREATED\n");
+    assert_eq!(cli.json(&["migrate"]).await, json!({ "done": "the database is up to date" }));
+    assert_eq!(cli.ok(&["tenant", "list"]).await, "TENANT  STATE  SCHEMA  CREATED\n");
 
     for name in ["Acme", "1st", "a_b", "", "ä", &"a".repeat(64)] {
         let line = format!(
             "`{name}` cannot be the name of a tenant; use a lower-case letter, then up to 62 of \
                 a-z, 0-9 and `-`"
         );
-        desk.fails(&["tenant", "create", name], &line).await;
+        cli.fails(&["tenant", "create", name], &line).await;
     }
-    desk.fails(
+    cli.fails(
         &["tenant", "create", "acme", "--schema", "nowhere.sql"],
         "failed to read the migration `nowhere.sql`: No such file or directory (os error 2)",
     )
     .await;
-    let good = desk.file("good.sql", "CREATE TABLE stock (sku text);");
-    let bad = desk.file("bad.sql", "CREATE TABLE other (n int); CREATE TABLE stock (sku text);");
+    let good = cli.file("good.sql", "CREATE TABLE stock (sku text);");
+    let bad = cli.file("bad.sql", "CREATE TABLE other (n int); CREATE TABLE stock (sku text);");
     let line = "tenant `acme` was not created: migration `bad` was not applied: line 1: relation \
         \"stock\" already exists";
-    desk.fails(&["tenant", "create", "acme", "--schema", &good, "--schema", &bad], line).await;
+    cli.fails(&["tenant", "create", "acme", "--schema", &good, "--schema", &bad], line).await;
 
-    let said = desk.ok(&["tenant", "create", "acme", "--schema", &good]).await;
-    let tenants = desk.json(&["tenant", "list"]).await;
+    let said = cli.ok(&["tenant", "create", "acme", "--schema", &good]).await;
+    let tenants = cli.json(&["tenant", "list"]).await;
     let tenant = &tenants[0];
     let schema = tenant["schema_name"].as_str().unwrap();
     assert_eq!(said, format!("tenant `acme` created; its tables live in schema `{schema}`\n"));
     assert_eq!((tenants.as_array().unwrap().len(), &tenant["name"]), (1, &json!("acme")));
     assert!(!tenants.to_string().contains("secret"), "{tenants}");
-    let listed = desk.ok(&["tenant", "list"]).await;
+    let listed = cli.ok(&["tenant", "list"]).await;
     let lines: Vec<Vec<&str>> =
         listed.lines().map(|line| line.split_whitespace().collect()).collect();
     let headings = ["TENANT", "STATE", "SCHEMA", "CREATED"];
@@ -628,8 +628,8 @@ async fn tenants_are_created_whole_or_not_at_all() {
         (lines.len(), &lines[0][..], &lines[1][..3]),
         (2, &headings[..], &["acme", "active", schema][..])
     );
-    desk.fails(&["tenant", "create", "acme"], "there is a tenant `acme` already").await;
-    let mut connection = desk.database.connect().await.unwrap();
+    cli.fails(&["tenant", "create", "acme"], "there is a tenant `acme` already").await;
+    let mut connection = cli.database.connect().await.unwrap();
     let left: i64 = sqlx::query_scalar("SELECT count(*) FROM pg_namespace WHERE nspname ~ '^t_'")
         .fetch_one(&mut connection)
         .await
@@ -649,10 +649,10 @@ async fn tenants_are_created_whole_or_not_at_all() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_that_cannot_work_is_refused_by_its_key() {
-    let desk = Desk::furnished().await;
+    let cli = ProgramFixture::with_consumer().await;
     let create = async |policy: &str, line: &str| {
-        let path = desk.file("policy.toml", policy);
-        desk.fails(
+        let path = cli.file("policy.toml", policy);
+        cli.fails(
             &["consumer", "create", "other", "--tenant", "acme", "--policy", &path],
             &format!("the policy `DIR/policy.toml` is not valid: {line}"),
         )
@@ -733,15 +733,15 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
             `seed-002`",
     )
     .await;
-    let path = desk.file(
+    let path = cli.file(
         "policy.toml",
         base("limits = { deadline_ms = 0 }\nretry = { backof = 1 }\nno_route = 5"),
     );
-    let output = run(desk
+    let output = run(cli
         .command()
         .args(["consumer", "create", "other", "--tenant", "acme", "--policy", &path]))
     .await;
-    let said = text(&output.stderr).replace(desk.dir.to_str().unwrap(), "DIR");
+    let said = text(&output.stderr).replace(cli.dir.to_str().unwrap(), "DIR");
     let lines: Vec<_> = said.lines().map(|line| line.split(", expected").next().unwrap()).collect();
     assert_eq!(
         lines,
@@ -764,23 +764,23 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
     )
     .await;
 
-    let policy = desk.file("orders.toml", POLICY);
-    desk.fails(
+    let policy = cli.file("orders.toml", POLICY);
+    cli.fails(
         &["consumer", "create", "other", "--tenant", "acme", "--policy", "nowhere.toml"],
         "failed to read the policy `nowhere.toml`: No such file or directory (os error 2)",
     )
     .await;
-    desk.fails(
+    cli.fails(
         &["consumer", "create", "orders", "--tenant", "acme", "--policy", &policy],
         "there is a consumer `orders` already",
     )
     .await;
-    desk.fails(
+    cli.fails(
         &["consumer", "create", "orders", "--tenant", "nobody", "--policy", &policy],
         "there is no tenant `nobody`; `oncebox tenant list` shows those there are",
     )
     .await;
-    desk.fails(
+    cli.fails(
         &["consumer", "create", "Orders", "--tenant", "acme", "--policy", &policy],
         "`Orders` cannot be the name of a consumer; use a lower-case letter, then up to 62 of a-z, \
             0-9 and `-`",
@@ -788,12 +788,12 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
     .await;
 
     assert_eq!(
-        desk.ok(&["consumer", "create", "second", "--tenant", "acme", "--policy", &policy]).await,
+        cli.ok(&["consumer", "create", "second", "--tenant", "acme", "--policy", &policy]).await,
         "consumer `acme/second` created; it starts with its first deployment\ncollapses: every \
             delivery of one event, also when it was produced twice\n"
     );
     assert_eq!(
-        desk.ok(&["consumer", "list"]).await,
+        cli.ok(&["consumer", "list"]).await,
         "\
 TENANT  CONSUMER  STATE    TOPICS  ACK           GENERATION  COLLAPSES
 acme    orders    running  orders  after_commit  0           every delivery of one event, also \
@@ -802,7 +802,7 @@ acme    second    running  orders  after_commit  0           every delivery of o
             when it was produced twice
 "
     );
-    let consumers = desk.json(&["consumer", "list"]).await;
+    let consumers = cli.json(&["consumer", "list"]).await;
     assert_eq!(
         (&consumers[1]["name"], &consumers[1]["policy"]["ack"]),
         (&json!("second"), &json!("after_commit"))
@@ -812,7 +812,7 @@ acme    second    running  orders  after_commit  0           every delivery of o
 /// Components that are none, or not ours.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_deployed_is_told_what_to_do() {
-    let desk = Desk::furnished().await;
+    let cli = ProgramFixture::with_consumer().await;
     let text = guests::text(&[], &End::Ok);
     let core = wat::parse_str(&text).unwrap();
     let foreign = "(component (import \"wasi:http/outgoing-handler@0.2.0\" (instance)) (import \
@@ -827,7 +827,7 @@ async fn what_cannot_be_deployed_is_told_what_to_do() {
         ("bad_name!.wasm", guests::encode(&text)),
     ];
     for (name, bytes) in &files {
-        desk.file(name, bytes);
+        cli.file(name, bytes);
     }
     let target: &[&str] =
         &["--tenant", "acme", "--consumer", "orders", "--event-type", "order.placed"];
@@ -853,80 +853,80 @@ async fn what_cannot_be_deployed_is_told_what_to_do() {
         ),
         ("broken.wasm", &["damaged"]),
     ] {
-        let output = run(desk.command().args([&["deploy", file], target].concat())).await;
+        let output = run(cli.command().args([&["deploy", file], target].concat())).await;
         let error = String::from_utf8(output.stderr).unwrap();
         assert!(error.starts_with(&format!("error: `{file}` cannot be deployed")), "{error}");
         // S0-047, S1-119.
         assert!(said.iter().all(|part| error.contains(part)), "{error}");
     }
-    desk.fails(
+    cli.fails(
         &[&["deploy", "nowhere.wasm"], target].concat(),
         "failed to read the component `nowhere.wasm`: No such file or directory (os error 2)",
     )
     .await;
-    desk.fails(
+    cli.fails(
         &[&["deploy", "bad_name!.wasm"], target].concat(),
         "`bad_name!.wasm` was not uploaded: `bad-name!` cannot be the name of a handler; use a \
             lower-case letter, then up to 62 of a-z, 0-9 and `-`",
     )
     .await;
-    desk.fails(
+    cli.fails(
         &["deploy", "good.wasm", "--tenant", "nobody", "--consumer", "orders", "--event-type", "x"],
         "there is no consumer `nobody/orders`; `oncebox consumer list` shows those there are",
     )
     .await;
-    desk.fails(
+    cli.fails(
         &["deploy", "good.wasm", "--tenant", "acme", "--consumer", "nobody", "--event-type", "x"],
         "there is no consumer `acme/nobody`; `oncebox consumer list` shows those there are",
     )
     .await;
-    desk.fails(
+    cli.fails(
         &["deploy", "good.wasm", "--tenant", "acme", "--consumer", "orders", "--event-type", ""],
         "the event type is empty; use `*` for those that no other deployment takes",
     )
     .await;
     let size = files[5].1.len();
-    desk.fails_as(
-        desk.with("ONCEBOX_RUNTIME_COMPONENT_BYTES_MAX", Some("10")),
+    cli.fails_as(
+        cli.with("ONCEBOX_RUNTIME_COMPONENT_BYTES_MAX", Some("10")),
         &[&["deploy", "good.wasm"], target].concat(),
         "`good.wasm` was not uploaded: the body has more than 10 bytes, which is what this path \
             takes",
     )
     .await;
-    desk.misunderstood(
+    cli.misunderstood(
         &[&["deploy", "good.wasm"], target, &["--set", "novalue"]].concat(),
         "error: invalid value 'novalue' for '--set <KEY=VALUE>': a setting is `key=value`",
     )
     .await;
 
     // By hand.
-    desk.fails(
+    cli.fails(
         &["component", "encode", "nowhere.wasm", "-o", "out.wasm"],
         "failed to read `nowhere.wasm`: No such file or directory (os error 2)",
     )
     .await;
-    desk.fails(
+    cli.fails(
         &["component", "encode", "text.wasm", "-o", "out.wasm"],
         "failed to encode `text.wasm`: this is not a WebAssembly file",
     )
     .await;
-    desk.fails(
+    cli.fails(
         &["component", "encode", "good.wasm", "-o", "out.wasm"],
         "failed to encode `good.wasm`: this is a component already",
     )
     .await;
-    desk.fails(
+    cli.fails(
         &["component", "encode", "core.wasm", "-o", "nowhere/out.wasm"],
         "failed to write `nowhere/out.wasm`: No such file or directory (os error 2)",
     )
     .await;
-    assert!(!desk.dir.join("out.wasm").exists(), "a component that failed was written");
+    assert!(!cli.dir.join("out.wasm").exists(), "a component that failed was written");
     assert_eq!(
-        desk.ok(&["component", "encode", "core.wasm", "-o", "out.wasm"]).await,
+        cli.ok(&["component", "encode", "core.wasm", "-o", "out.wasm"]).await,
         format!("wrote `out.wasm`, {size} bytes\n")
     );
-    let said = desk.ok(&[&["deploy", "out.wasm", "--handler", "shipping"], target].concat()).await;
-    let deployed = desk
+    let said = cli.ok(&[&["deploy", "out.wasm", "--handler", "shipping"], target].concat()).await;
+    let deployed = cli
         .json(
             &[&["deploy", "out.wasm", "--handler", "shipping"], target, &["--set", "colour=a=b"]]
                 .concat(),
@@ -943,7 +943,7 @@ async fn what_cannot_be_deployed_is_told_what_to_do() {
     );
     assert_eq!(deployed["settings"], json!({ "colour": "a=b" }));
     // A core module is made a component on the way, and is the same version.
-    let made = desk
+    let made = cli
         .json(&["version", "upload", "core.wasm", "--tenant", "acme", "--handler", "shipping"])
         .await;
     assert_eq!(made["digest"], deployed["digest"]);
@@ -951,21 +951,21 @@ async fn what_cannot_be_deployed_is_told_what_to_do() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_that_are_not_understood_are_explained() {
-    let desk = Desk::empty().await;
-    desk.misunderstood(&["tenants"], "error: unrecognized subcommand 'tenants'").await;
-    desk.misunderstood(&["deploy"], "error: the following required arguments were not provided:")
+    let cli = ProgramFixture::empty().await;
+    cli.misunderstood(&["tenants"], "error: unrecognized subcommand 'tenants'").await;
+    cli.misunderstood(&["deploy"], "error: the following required arguments were not provided:")
         .await;
-    desk.misunderstood(
+    cli.misunderstood(
         &["inbox", "list", "--status", "lost"],
         "error: invalid value 'lost' for '--status <STATUS>'",
     )
     .await;
-    desk.misunderstood(
+    cli.misunderstood(
         &["inbox", "list", "--limit", "many"],
         "error: invalid value 'many' for '--limit <LIMIT>': invalid digit found in string",
     )
     .await;
-    let help = desk.ok(&["--help"]).await;
+    let help = cli.ok(&["--help"]).await;
     assert_eq!(
         help.split_once("\n\nOptions").unwrap().0,
         "\
@@ -1007,12 +1007,12 @@ Commands:
     // The programs that a host starts of itself are no commands, and a usage shows what a command
     // takes, whatever the environment sets.
     for misspelt in ["verif", "compil", "verify-worke"] {
-        let output = run(desk.command().arg(misspelt)).await;
+        let output = run(cli.command().arg(misspelt)).await;
         let said = text(&output.stderr);
         assert!(!said.contains("verify-worker") && !said.contains("compile-component"), "{said}");
     }
     for variable in ["ONCEBOX_CONFIG", "ONCEBOX_SERVER", "ONCEBOX_TOKEN_FILE", "ONCEBOX_CA_FILE"] {
-        let output = run(desk.command().env(variable, "x").args(["inbox", "show"])).await;
+        let output = run(cli.command().env(variable, "x").args(["inbox", "show"])).await;
         let said = text(&output.stderr);
         let usage = said.lines().find(|line| line.starts_with("Usage")).unwrap();
         assert_eq!(
@@ -1023,7 +1023,7 @@ Commands:
         );
     }
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let script = desk.ok(&["completions", shell]).await;
+        let script = cli.ok(&["completions", shell]).await;
         assert!(
             ["redrive", "rotate-credentials", "promote"].iter().all(|verb| script.contains(verb)),
             "{shell}: {script}"
@@ -1039,7 +1039,7 @@ Commands:
     let mut bash = Command::new("bash");
     let completed = run(bash.args(["-c", script, "bash"]).arg(program())).await;
     assert_eq!(text(&completed.stdout), "grow\n", "{}", text(&completed.stderr));
-    assert_eq!(desk.ok(&["--version"]).await, format!("oncebox {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(cli.ok(&["--version"]).await, format!("oncebox {}\n", env!("CARGO_PKG_VERSION")));
     for (arguments, part) in [
         (&["tenant", "create", "--help"][..], "SQL file with the tenant's tables"),
         (
@@ -1085,7 +1085,7 @@ Commands:
         (&["token", "create", "--help"], "Only for this tenant"),
         (&["tenant", "list", "--help"], "--server <URL>"),
     ] {
-        let help = desk.ok(arguments).await;
+        let help = cli.ok(arguments).await;
         assert!(help.contains(part), "{arguments:?}: {help}");
     }
 }
@@ -1094,17 +1094,16 @@ Commands:
 /// two.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_of_several_consumers_are_paged() {
-    let desk = Desk::furnished().await;
-    let policy = desk.file("orders.toml", POLICY);
-    desk.ok(&["consumer", "create", "another", "--tenant", "acme", "--policy", &policy]).await;
-    let explained =
-        desk.ok(&["consumer", "policy", "explain", "another", "--tenant", "acme"]).await;
+    let cli = ProgramFixture::with_consumer().await;
+    let policy = cli.file("orders.toml", POLICY);
+    cli.ok(&["consumer", "create", "another", "--tenant", "acme", "--policy", &policy]).await;
+    let explained = cli.ok(&["consumer", "policy", "explain", "another", "--tenant", "acme"]).await;
     assert_eq!(
         explained,
-        desk.ok(&["policy", "explain", &policy]).await,
+        cli.ok(&["policy", "explain", &policy]).await,
         "a row is read as its file is"
     );
-    let mut connection = desk.database.connect().await.unwrap();
+    let mut connection = cli.database.connect().await.unwrap();
     // Four times, of five messages each, of two consumers, under the same ids.
     const ROWS: &str = "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, \
         bucket, topic, partition, \"offset\", \
@@ -1120,15 +1119,15 @@ async fn messages_of_several_consumers_are_paged() {
         format!("{}/{}", row["consumer"].as_str().unwrap(), row["message_id"].as_str().unwrap())
     };
     let all: Vec<String> =
-        desk.json(&["inbox", "list"]).await.as_array().unwrap().iter().map(key).collect();
+        cli.json(&["inbox", "list"]).await.as_array().unwrap().iter().map(key).collect();
     assert_eq!((all.len(), &all[0][..], &all[5][..]), (40, "another/m0", "orders/m0"));
     for limit in ["3", "7", "40"] {
         let (mut paged, mut after): (Vec<String>, Option<String>) = (Vec::new(), None);
         loop {
             let mut arguments = vec!["inbox", "list", "--limit", limit];
             arguments.extend(after.iter().flat_map(|after| ["--after", after]));
-            let rows = desk.json(&arguments).await;
-            let said = desk.ok(&arguments).await;
+            let rows = cli.json(&arguments).await;
+            let said = cli.ok(&arguments).await;
             paged.extend(rows.as_array().unwrap().iter().map(key));
             let Some(place) = said
                 .lines()
@@ -1142,7 +1141,7 @@ async fn messages_of_several_consumers_are_paged() {
         assert_eq!(paged, all, "pages of {limit}");
     }
     let count = async |more: &[&str]| {
-        desk.json(&[&["inbox", "list"], more].concat()).await.as_array().unwrap().len()
+        cli.json(&[&["inbox", "list"], more].concat()).await.as_array().unwrap().len()
     };
     assert_eq!(count(&["--reason", "no_route", "--event-type", "placed"]).await, 20);
     assert_eq!((count(&["--since", "90m"]).await, count(&["--until", "90m"]).await), (20, 20));
@@ -1164,8 +1163,8 @@ async fn messages_of_several_consumers_are_paged() {
         "--because",
         "a handler is there",
     ];
-    let redriven = async |more: &[&str]| desk.ok(&[&redrive[..], more].concat()).await;
-    desk.fails(
+    let redriven = async |more: &[&str]| cli.ok(&[&redrive[..], more].concat()).await;
+    cli.fails(
         &redrive,
         "say which messages: by their ids, by an option such as `--reason`, or with `--all`",
     )
@@ -1182,16 +1181,16 @@ async fn messages_of_several_consumers_are_paged() {
     );
     assert_eq!(redriven(&["m1", "m3", "m4"]).await, "redriven 2 messages\n");
     assert_eq!(redriven(&["m1", "m3", "m4"]).await, "there is nothing to redrive\n");
-    let answer = desk.json(&[&redrive[..], &["--since", "90m"]].concat()).await;
+    let answer = cli.json(&[&redrive[..], &["--since", "90m"]].concat()).await;
     assert_eq!((&answer["changed"], &answer["left"]), (&json!(3), &json!(0)));
     assert_eq!(count(&["--consumer", "orders", "--status", "received"]).await, 5);
-    desk.misunderstood(
+    cli.misunderstood(
         &["inbox", "list", "--since", "yesterday"],
         "error: invalid value 'yesterday' for '--since <SINCE>': use a time as \
             `2026-01-31T12:00:00Z`, or how long ago, as `90s`, `15m`, `2h`, `3d`",
     )
     .await;
-    desk.misunderstood(
+    cli.misunderstood(
         &["inbox", "list", "--after", "m1"],
         "error: invalid value 'm1' for '--after <CURSOR>': a cursor is a time, a consumer and a \
             message id, with commas between them",
@@ -1233,15 +1232,15 @@ async fn produce(brokers: &str, topic: &str, lines: &str) {
 }
 
 /// A host, with its log in the folder.
-fn host(desk: &Desk) -> Child {
+fn host(cli: &ProgramFixture) -> Child {
     let mut serve = std::process::Command::new(program());
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEBOX_")) {
         serve.env_remove(name);
     }
-    let log = std::fs::File::create(desk.dir.join("host.log")).unwrap();
+    let log = std::fs::File::create(cli.dir.join("host.log")).unwrap();
     serve
         .arg("serve")
-        .envs(&desk.environment)
+        .envs(&cli.environment)
         .env("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0")
         .env("ONCEBOX_API_LISTEN", "127.0.0.1:0")
         .stdin(Stdio::null())
@@ -1254,15 +1253,15 @@ fn host(desk: &Desk) -> Child {
 /// S4-010, S1-070: what became of a message is found without the logs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_from_the_console_is_shown_as_completed() {
-    let mut desk = Desk::empty().await;
+    let mut cli = ProgramFixture::empty().await;
     let kafka = tokio::task::spawn_blocking(KafkaServer::shared).await.unwrap().unwrap();
-    desk.environment.insert("ONCEBOX_KAFKA_BROKERS".to_owned(), kafka.bootstrap().to_owned());
+    cli.environment.insert("ONCEBOX_KAFKA_BROKERS".to_owned(), kafka.bootstrap().to_owned());
     let unique = format!("{:08x}", rand::random::<u32>());
     let (topic, tenant) = (format!("orders.{unique}"), format!("t-{unique}"));
     kafka.create_topic(&topic, 1, &[]).await.unwrap();
 
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest-examples");
-    let schema = desk.file(
+    let schema = cli.file(
         "stock.sql",
         [
             std::fs::read(example.join("inventory-reservation/schema.sql")).unwrap(),
@@ -1270,18 +1269,18 @@ async fn a_message_from_the_console_is_shown_as_completed() {
         ]
         .concat(),
     );
-    let policy = desk.file(
+    let policy = cli.file(
         "policy.toml",
         format!(
             "topics = ['{topic}']\nack = 'after_commit'\nidentity = {{ id = [{{ header = 'id' }}], \
                 event_type = [{{ header = 'type' }}] }}"
         ),
     );
-    desk.ok(&["migrate"]).await;
-    desk.ok(&["tenant", "create", &tenant, "--schema", &schema]).await;
-    desk.ok(&["consumer", "create", "stock", "--tenant", &tenant, "--policy", &policy]).await;
+    cli.ok(&["migrate"]).await;
+    cli.ok(&["tenant", "create", &tenant, "--schema", &schema]).await;
+    cli.ok(&["consumer", "create", "stock", "--tenant", &tenant, "--policy", &policy]).await;
     let component = example.join("components/inventory-reservation.wasm");
-    desk.ok(&[
+    cli.ok(&[
         "deploy",
         component.to_str().unwrap(),
         "--tenant",
@@ -1293,7 +1292,7 @@ async fn a_message_from_the_console_is_shown_as_completed() {
     ])
     .await;
 
-    let host = host(&desk);
+    let host = host(&cli);
 
     let payload = r#"{"reservation_id":"r-1","order_id":"o-1","sku":"apple","quantity":3}"#;
     let line = |id: &str, event_type: &str, payload: &str| {
@@ -1309,15 +1308,15 @@ async fn a_message_from_the_console_is_shown_as_completed() {
 
     let of: &[&str] = &["--tenant", &tenant, "--consumer", "stock"];
     let deadline = Instant::now() + DEADLINE;
-    while desk.json(&[&["inbox", "list"], of].concat()).await.as_array().unwrap().len() < 3 {
+    while cli.json(&[&["inbox", "list"], of].concat()).await.as_array().unwrap().len() < 3 {
         assert!(
             host.is_running() && Instant::now() < deadline,
             "{}",
-            std::fs::read_to_string(desk.dir.join("host.log")).unwrap()
+            std::fs::read_to_string(cli.dir.join("host.log")).unwrap()
         );
         sleep(Duration::from_millis(100)).await;
     }
-    let shown = desk.ok(&[&["inbox", "show", "msg-abc-123"], of].concat()).await;
+    let shown = cli.ok(&[&["inbox", "show", "msg-abc-123"], of].concat()).await;
     let fields: BTreeMap<&str, &str> = shown
         .lines()
         .map(|line| line.split_once(' ').unwrap())
@@ -1328,13 +1327,13 @@ async fn a_message_from_the_console_is_shown_as_completed() {
         (fields["status"], fields["attempts"], fields["event_type"], fields["result"]),
         ("completed", "1", "inventory.reserve", r#"{"status":"reserved"}"#)
     );
-    let shown = desk.json(&[&["inbox", "show", "msg-bad", "--payload"], of].concat()).await;
+    let shown = cli.json(&[&["inbox", "show", "msg-bad", "--payload"], of].concat()).await;
     assert_eq!(
         (&shown["status"], &shown["reason"], &shown["payload"]),
         (&json!("failed_terminal"), &json!("reject"), &json!("oops"))
     );
     assert_eq!(shown["headers"], json!([["id", "msg-bad"], ["type", "inventory.reserve"]]));
-    let listed = desk.ok(&[&["inbox", "list"], of].concat()).await;
+    let listed = cli.ok(&[&["inbox", "list"], of].concat()).await;
     let mut rows: Vec<Vec<&str>> =
         listed.lines().skip(1).map(|line| line.split_whitespace().skip(2).collect()).collect();
     rows.sort_unstable();
@@ -1355,21 +1354,21 @@ async fn a_message_from_the_console_is_shown_as_completed() {
         ]
     );
     assert_eq!(
-        desk.json(&[&["inbox", "list", "--status", "parked"], of].concat()).await[0]["message_id"],
+        cli.json(&[&["inbox", "list", "--status", "parked"], of].concat()).await[0]["message_id"],
         "msg-lost"
     );
-    desk.fails(
+    cli.fails(
         &[&["inbox", "show", "nothing"], of].concat(),
         &format!("the inbox of `{consumer}` holds no message `nothing`"),
     )
     .await;
-    desk.fails(
+    cli.fails(
         &["inbox", "list", "--tenant", "nobody"],
         "there is no tenant `nobody`; `oncebox tenant list` shows those there are",
     )
     .await;
 
-    let mut connection = desk.database.connect().await.unwrap();
+    let mut connection = cli.database.connect().await.unwrap();
     let schema: String = sqlx::query_scalar("SELECT schema_name FROM oncebox.tenant")
         .fetch_one(&mut connection)
         .await

@@ -6,7 +6,7 @@ use std::{net::TcpListener, process::Command};
 
 use oncebox_server::local::free_port;
 use oncebox_tests::{
-    desk::{Desk, Way},
+    cli::{Access, CliFixture},
     guests::{self, End},
 };
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ async fn stranger(answer: &'static str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_cannot_be_used_is_named() {
-    let mut desk = Desk::open(Way::Database).await;
+    let mut cli = CliFixture::open(Access::Database).await;
     let closed = format!("http://127.0.0.1:{}", free_port().unwrap());
     let html = stranger(
         "HTTP/1.1 404 Not Found\r\ncontent-type: text/html\r\ncontent-length: \
@@ -69,7 +69,7 @@ async fn a_server_that_cannot_be_used_is_named() {
             "the URL of a server holds no password; use `--token-file` or ONCEBOX_TOKEN".to_owned(),
         ),
     ] {
-        desk.fails(&["tenant", "list", "--server", url], &line).await;
+        cli.fails(&["tenant", "list", "--server", url], &line).await;
     }
     for (url, beginning) in [
         (&fine, unknown(&fine, 200)),
@@ -89,7 +89,7 @@ async fn a_server_that_cannot_be_used_is_named() {
             ),
         ),
     ] {
-        let said = desk.run(&["tenant", "list", "--server", url]).await;
+        let said = cli.run(&["tenant", "list", "--server", url]).await;
         assert!(
             said.code == Some(1)
                 && said.stderr.starts_with(&format!("error: {beginning}"))
@@ -98,23 +98,23 @@ async fn a_server_that_cannot_be_used_is_named() {
             said.stderr
         );
     }
-    desk.fails(
+    cli.fails(
         &["migrate", "--server", &html],
         "this command works on this machine and not through a server; leave `--server` out",
     )
     .await;
 
     // A token leaves this machine only where nobody can read along.
-    desk.folder().set("ONCEBOX_TOKEN", TOKEN);
+    cli.folder().set("ONCEBOX_TOKEN", TOKEN);
     let line = "the token is not sent to `192.0.2.1` over plain http, since that is another \
         machine; use https";
-    desk.fails(&["tenant", "list", "--server", "http://192.0.2.1:9465"], line).await;
-    desk.folder().set("ONCEBOX_TOKEN", "two words");
+    cli.fails(&["tenant", "list", "--server", "http://192.0.2.1:9465"], line).await;
+    cli.folder().set("ONCEBOX_TOKEN", "two words");
     let line = "the token is not one: a token is one word of printable characters; see \
         `--token-file` and ONCEBOX_TOKEN";
-    desk.fails(&["tenant", "list", "--server", &html], line).await;
+    cli.fails(&["tenant", "list", "--server", &html], line).await;
     let line = "failed to read the token from `nowhere`: No such file or directory (os error 2)";
-    desk.fails(&["tenant", "list", "--server", &html, "--token-file", "nowhere"], line).await;
+    cli.fails(&["tenant", "list", "--server", &html, "--token-file", "nowhere"], line).await;
 }
 
 fn ftp() -> String {
@@ -123,10 +123,10 @@ fn ftp() -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_decides_what_a_command_may_do() {
-    let mut desk = Desk::open(Way::Server).await;
-    desk.ok(&["tenant", "create", "acme"]).await;
-    desk.ok(&["tenant", "create", "globex"]).await;
-    let viewer = desk
+    let mut cli = CliFixture::open(Access::Server).await;
+    cli.ok(&["tenant", "create", "acme"]).await;
+    cli.ok(&["tenant", "create", "globex"]).await;
+    let viewer = cli
         .json(&[
             "token",
             "create",
@@ -142,7 +142,7 @@ async fn a_token_decides_what_a_command_may_do() {
     let token = viewer["token"].as_str().unwrap().to_owned();
     assert_eq!((&viewer["role"], &viewer["tenant"]), (&json!("viewer"), &json!("acme")));
     // In words: the token alone on standard output.
-    let said = desk.run(&["token", "create", "ci@example", "--role", "deployer"]).await;
+    let said = cli.run(&["token", "create", "ci@example", "--role", "deployer"]).await;
     assert_eq!(
         (said.stdout.lines().count(), said.stdout.split_whitespace().count()),
         (1, 1),
@@ -154,53 +154,53 @@ async fn a_token_decides_what_a_command_may_do() {
         "{}",
         said.stderr
     );
-    let listed = desk.ok(&["token", "list"]).await;
+    let listed = cli.ok(&["token", "list"]).await;
     assert!(
         listed.contains("looker") && listed.contains("deployer") && !listed.contains(&token),
         "{listed}"
     );
 
-    let admin = desk.folder().get("ONCEBOX_TOKEN").unwrap();
-    desk.folder().unset("ONCEBOX_TOKEN");
-    refused(&desk, &["tenant", "list"], "token").await;
-    desk.folder().set("ONCEBOX_TOKEN", TOKEN);
-    refused(&desk, &["tenant", "list"], "the token is not known here").await;
+    let admin = cli.folder().get("ONCEBOX_TOKEN").unwrap();
+    cli.folder().unset("ONCEBOX_TOKEN");
+    refused(&cli, &["tenant", "list"], "token").await;
+    cli.folder().set("ONCEBOX_TOKEN", TOKEN);
+    refused(&cli, &["tenant", "list"], "the token is not known here").await;
     // From a file, as a person keeps it.
-    desk.folder().unset("ONCEBOX_TOKEN");
-    desk.file("token", format!("{token}\n"));
+    cli.folder().unset("ONCEBOX_TOKEN");
+    cli.file("token", format!("{token}\n"));
     let with: &[&str] = &["--token-file", "token"];
     assert_eq!(
-        desk.json(&[&["consumer", "list", "--tenant", "acme"], with].concat()).await,
+        cli.json(&[&["consumer", "list", "--tenant", "acme"], with].concat()).await,
         json!([])
     );
     refused(
-        &desk,
+        &cli,
         &[&["consumer", "list", "--tenant", "globex"], with].concat(),
         "tenant `acme` only",
     )
     .await;
-    refused(&desk, &[&["tenant", "create", "third"], with].concat(), "").await;
-    desk.file("ok.wasm", guests::component(&[], &End::Ok));
+    refused(&cli, &[&["tenant", "create", "third"], with].concat(), "").await;
+    cli.file("ok.wasm", guests::component(&[], &End::Ok));
     refused(
-        &desk,
+        &cli,
         &[&["version", "upload", "ok.wasm", "--tenant", "acme"], with].concat(),
         "`deployer`",
     )
     .await;
 
-    desk.folder().set("ONCEBOX_TOKEN", &admin);
+    cli.folder().set("ONCEBOX_TOKEN", &admin);
     let id = viewer["token_id"].to_string();
     assert_eq!(
-        desk.ok(&["token", "revoke", &id]).await,
+        cli.ok(&["token", "revoke", &id]).await,
         format!("token {id} of `looker` is revoked\n")
     );
-    refused(&desk, &[&["consumer", "list", "--tenant", "acme"], with].concat(), "revoked").await;
-    let log = std::fs::read_to_string(desk.dir().join("server.log")).unwrap();
+    refused(&cli, &[&["consumer", "list", "--tenant", "acme"], with].concat(), "revoked").await;
+    let log = std::fs::read_to_string(cli.dir().join("server.log")).unwrap();
     assert!(
         !log.contains(&token) && !log.contains(&admin) && !log.contains(TOKEN),
         "a token is in the log"
     );
-    let audit = desk.json(&["audit", "--limit", "3"]).await;
+    let audit = cli.json(&["audit", "--limit", "3"]).await;
     assert_eq!(
         (&audit[0]["action"], &audit[0]["actor"]),
         (&json!("token.revoke"), &json!("tester")),
@@ -212,25 +212,25 @@ async fn a_token_decides_what_a_command_may_do() {
 /// topics, groups and offsets.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenants_token_names_its_own_topics_and_groups_alone() {
-    let mut desk = Desk::open(Way::Server).await;
-    desk.ok(&["tenant", "create", "acme"]).await;
-    let shown = desk.ok(&["tenant", "limits", "acme", "--topics-allowed", "acme.*, shared"]).await;
+    let mut cli = CliFixture::open(Access::Server).await;
+    cli.ok(&["tenant", "create", "acme"]).await;
+    let shown = cli.ok(&["tenant", "limits", "acme", "--topics-allowed", "acme.*, shared"]).await;
     assert!(shown.contains("topics_allowed       acme.*, shared"), "{shown}");
     refused(
-        &desk,
+        &cli,
         &["tenant", "limits", "acme", "--topics-allowed", "^.*"],
         "`topics_allowed` is [\"^.*\"]; it must be a list",
     )
     .await;
     let of_tenant =
-        desk.json(&["token", "create", "theirs", "--role", "admin", "--tenant", "acme"]).await;
-    let platform = desk.folder().get("ONCEBOX_TOKEN").unwrap();
-    desk.folder().set("ONCEBOX_TOKEN", of_tenant["token"].as_str().unwrap());
+        cli.json(&["token", "create", "theirs", "--role", "admin", "--tenant", "acme"]).await;
+    let platform = cli.folder().get("ONCEBOX_TOKEN").unwrap();
+    cli.folder().set("ONCEBOX_TOKEN", of_tenant["token"].as_str().unwrap());
     let create = |name: &'static str| {
         ["consumer", "create", name, "--tenant", "acme", "--policy", "policy.toml"]
     };
-    let policy = |desk: &Desk, topics: &str, more: &str| {
-        desk.file("policy.toml", format!("topics = [{topics}]\nack = 'after_commit'\n{more}"));
+    let policy = |cli: &CliFixture, topics: &str, more: &str| {
+        cli.file("policy.toml", format!("topics = [{topics}]\nack = 'after_commit'\n{more}"));
     };
     for (topics, more, part) in [
         ("'acme.orders', 'globex.orders'", "", "`acme` may not read topic `globex.orders`"),
@@ -247,14 +247,14 @@ async fn a_tenants_token_names_its_own_topics_and_groups_alone() {
             "cannot set `policy.kafka.properties`",
         ),
     ] {
-        policy(&desk, topics, more);
-        refused(&desk, &create("theirs"), part).await;
+        policy(&cli, topics, more);
+        refused(&cli, &create("theirs"), part).await;
     }
-    policy(&desk, "'acme.orders', 'shared'", "");
-    desk.ok(&create("theirs")).await;
-    policy(&desk, "'acme.orders', 'globex.orders'", "");
+    policy(&cli, "'acme.orders', 'shared'", "");
+    cli.ok(&create("theirs")).await;
+    policy(&cli, "'acme.orders', 'globex.orders'", "");
     refused(
-        &desk,
+        &cli,
         &[
             "consumer",
             "policy",
@@ -269,93 +269,93 @@ async fn a_tenants_token_names_its_own_topics_and_groups_alone() {
         "globex.orders",
     )
     .await;
-    refused(&desk, &["tenant", "limits", "acme", "--topics-allowed", "none"], "").await;
+    refused(&cli, &["tenant", "limits", "acme", "--topics-allowed", "none"], "").await;
 
     // Whoever runs the host is not bound.
-    desk.folder().set("ONCEBOX_TOKEN", &platform);
-    desk.ok(&create("given")).await;
+    cli.folder().set("ONCEBOX_TOKEN", &platform);
+    cli.ok(&create("given")).await;
 }
 
 /// A command that is refused with one line that holds this, and changes nothing.
-async fn refused(desk: &Desk, arguments: &[&str], part: &str) {
-    let before = (desk.state().await, desk.audit().await);
-    let said = desk.run(arguments).await;
+async fn refused(cli: &CliFixture, arguments: &[&str], part: &str) {
+    let before = (cli.state().await, cli.audit().await);
+    let said = cli.run(arguments).await;
     assert!(
         said.code == Some(1) && said.stderr.contains(part) && said.stderr.lines().count() == 1,
         "{arguments:?}: {}",
         said.stderr
     );
-    assert_eq!((desk.state().await, desk.audit().await), before, "{arguments:?} changed something");
+    assert_eq!((cli.state().await, cli.audit().await), before, "{arguments:?} changed something");
 }
 
 /// What could go wrong: a person whose token is of one tenant has to name it each time, or a name
 /// that was left out is taken for another than the only one.
-async fn check_left_out(way: Way) {
-    let mut desk = Desk::open(way).await;
-    desk.file("policy.toml", "topics = ['oncebox.acme.orders']\nack = 'after_commit'\n");
-    desk.file("ok.wasm", guests::component(&[], &End::Ok));
+async fn check_left_out(way: Access) {
+    let mut cli = CliFixture::open(way).await;
+    cli.file("policy.toml", "topics = ['oncebox.acme.orders']\nack = 'after_commit'\n");
+    cli.file("ok.wasm", guests::component(&[], &End::Ok));
     let create = ["consumer", "create", "orders", "--policy", "policy.toml"];
-    refused(&desk, &create, "there is no tenant yet; `oncebox tenant create` makes one").await;
-    desk.ok(&["tenant", "create", "acme"]).await;
+    refused(&cli, &create, "there is no tenant yet; `oncebox tenant create` makes one").await;
+    cli.ok(&["tenant", "create", "acme"]).await;
     let deploy = ["deploy", "ok.wasm", "--event-type", "order.placed"];
     refused(
-        &desk,
+        &cli,
         &deploy,
         "there is no consumer of tenant `acme` yet; `oncebox consumer create` makes one",
     )
     .await;
-    desk.ok(&create).await;
-    let deployed = desk.json(&deploy).await;
+    cli.ok(&create).await;
+    let deployed = cli.json(&deploy).await;
     assert_eq!(deployed["event_type"], json!("order.placed"));
-    assert_eq!(desk.json(&["consumer", "show", "orders"]).await["tenant"], json!("acme"));
-    assert_eq!(desk.json(&["tenant", "show"]).await["name"], json!("acme"));
+    assert_eq!(cli.json(&["consumer", "show", "orders"]).await["tenant"], json!("acme"));
+    assert_eq!(cli.json(&["tenant", "show"]).await["name"], json!("acme"));
     // An id that looks like an option stays an id.
-    let said = desk.run(&["inbox", "show", "--", "-1"]).await;
+    let said = cli.run(&["inbox", "show", "--", "-1"]).await;
     assert!(said.stderr.contains("`-1`") && !said.stderr.contains("--tenant"), "{}", said.stderr);
     // What else is missing is told by its name alone.
-    let said = desk.run(&["inbox", "show"]).await;
+    let said = cli.run(&["inbox", "show"]).await;
     assert!(said.code == Some(2) && said.stderr.contains("<MESSAGE_ID>"), "{}", said.stderr);
 
-    desk.ok(&["tenant", "create", "globex"]).await;
+    cli.ok(&["tenant", "create", "globex"]).await;
     let line = "`--tenant` is needed, since there is more than one tenant: `acme`, `globex`";
-    refused(&desk, &deploy, line).await;
-    refused(&desk, &["tenant", "show"], line).await;
-    desk.ok(&[&deploy[..], &["--tenant", "acme"]].concat()).await;
-    desk.ok(&["consumer", "create", "second", "--tenant", "acme", "--policy", "policy.toml"]).await;
+    refused(&cli, &deploy, line).await;
+    refused(&cli, &["tenant", "show"], line).await;
+    cli.ok(&[&deploy[..], &["--tenant", "acme"]].concat()).await;
+    cli.ok(&["consumer", "create", "second", "--tenant", "acme", "--policy", "policy.toml"]).await;
     let line = "`--consumer` is needed, since there is more than one consumer of tenant `acme`: \
         `orders`, `second`";
-    refused(&desk, &[&deploy[..], &["--tenant", "acme"]].concat(), line).await;
-    if way == Way::Database {
+    refused(&cli, &[&deploy[..], &["--tenant", "acme"]].concat(), line).await;
+    if way == Access::Database {
         return;
     }
 
     // A tenant's token sees its own tenant alone, so that it never needs to be named.
     let of_tenant =
-        desk.json(&["token", "create", "theirs", "--role", "admin", "--tenant", "globex"]).await;
-    desk.folder().set("ONCEBOX_TOKEN", of_tenant["token"].as_str().unwrap());
-    desk.file("policy.toml", "topics = ['oncebox.globex.orders']\nack = 'after_commit'\n");
-    desk.ok(&create).await;
-    desk.ok(&deploy).await;
+        cli.json(&["token", "create", "theirs", "--role", "admin", "--tenant", "globex"]).await;
+    cli.folder().set("ONCEBOX_TOKEN", of_tenant["token"].as_str().unwrap());
+    cli.file("policy.toml", "topics = ['oncebox.globex.orders']\nack = 'after_commit'\n");
+    cli.ok(&create).await;
+    cli.ok(&deploy).await;
     for (command, names) in [
         (&["tenant", "list"][..], "name"),
         (&["consumer", "list"], "tenant"),
         (&["deployments"], "tenant"),
         (&["token", "list"], "tenant"),
     ] {
-        let listed = desk.json(command).await;
+        let listed = cli.json(command).await;
         let listed = listed.as_array().unwrap();
         assert!(
             !listed.is_empty() && listed.iter().all(|row| row[names] == json!("globex")),
             "{command:?}: {listed:?}"
         );
     }
-    assert_eq!(desk.json(&["tenant", "show"]).await["name"], json!("globex"));
-    assert!(desk.json(&["audit"]).await.as_array().is_some_and(|entries| !entries.is_empty()));
-    assert_eq!(desk.json(&["inbox", "list"]).await, json!([]));
-    let own = desk.json(&["token", "create", "second", "--role", "viewer"]).await;
+    assert_eq!(cli.json(&["tenant", "show"]).await["name"], json!("globex"));
+    assert!(cli.json(&["audit"]).await.as_array().is_some_and(|entries| !entries.is_empty()));
+    assert_eq!(cli.json(&["inbox", "list"]).await, json!([]));
+    let own = cli.json(&["token", "create", "second", "--role", "viewer"]).await;
     assert_eq!(own["tenant"], json!("globex"));
-    desk.ok(&["token", "revoke", &own["token_id"].to_string()]).await;
-    let said = desk.run(&["why", "m-1"]).await;
+    cli.ok(&["token", "revoke", &own["token_id"].to_string()]).await;
+    let said = cli.run(&["why", "m-1"]).await;
     assert!(
         said.stderr.contains("the inbox of `globex/orders` holds no message `m-1`"),
         "{}",
@@ -365,18 +365,18 @@ async fn check_left_out(way: Way) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_the_only_one_may_be_left_out_on_the_database() {
-    check_left_out(Way::Database).await;
+    check_left_out(Access::Database).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_the_only_one_may_be_left_out_over_a_server() {
-    check_left_out(Way::Server).await;
+    check_left_out(Access::Server).await;
 }
 
 /// A certificate of a private authority is taken with `--ca-file` and refused without.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_is_checked() {
-    let mut desk = Desk::open(Way::Database).await;
+    let mut cli = CliFixture::open(Access::Database).await;
     let made = Command::new("openssl")
         .args([
             "req",
@@ -397,7 +397,7 @@ async fn a_certificate_is_checked() {
             "-out",
             "cert.pem",
         ])
-        .current_dir(desk.dir())
+        .current_dir(cli.dir())
         .output()
         .unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
@@ -414,18 +414,18 @@ async fn a_certificate_is_checked() {
             "-WWW",
             "-quiet",
         ])
-        .current_dir(desk.dir())
+        .current_dir(cli.dir())
         .spawn()
         .unwrap();
     while TcpListener::bind(("127.0.0.1", port)).is_ok() {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
-    desk.folder().set("ONCEBOX_TOKEN", TOKEN);
+    cli.folder().set("ONCEBOX_TOKEN", TOKEN);
     let url = format!("https://localhost:{port}");
-    let without = desk.run(&["tenant", "list", "--server", &url]).await;
+    let without = cli.run(&["tenant", "list", "--server", &url]).await;
     // What answers is no server of ours, but it is reached.
-    let with = desk.run(&["tenant", "list", "--server", &url, "--ca-file", "cert.pem"]).await;
-    let other = desk.run(&["tenant", "list", "--server", &url, "--ca-file", "key.pem"]).await;
+    let with = cli.run(&["tenant", "list", "--server", &url, "--ca-file", "cert.pem"]).await;
+    let other = cli.run(&["tenant", "list", "--server", &url, "--ca-file", "key.pem"]).await;
     server.kill().unwrap();
     server.wait().unwrap();
     assert!(
@@ -445,32 +445,31 @@ async fn a_certificate_is_checked() {
 }
 
 /// What every command prints for programs, on either way.
-async fn check_shapes(way: Way) {
-    let desk = Desk::open(way).await;
-    desk.file("schema.sql", "CREATE TABLE t (n int);");
-    desk.file("policy.toml", "topics = ['orders']\nack = 'after_commit'\n");
-    desk.file("ok.wasm", guests::component(&[], &End::Ok));
-    desk.file("new.wasm", guests::component(&[guests::execute("SELECT 1")], &End::Ok));
+async fn check_shapes(way: Access) {
+    let cli = CliFixture::open(way).await;
+    cli.file("schema.sql", "CREATE TABLE t (n int);");
+    cli.file("policy.toml", "topics = ['orders']\nack = 'after_commit'\n");
+    cli.file("ok.wasm", guests::component(&[], &End::Ok));
+    cli.file("new.wasm", guests::component(&[guests::execute("SELECT 1")], &End::Ok));
     let of: &[&str] = &["--tenant", "acme", "--consumer", "orders", "--event-type", "order.placed"];
-    let (ok, new) = (desk.digest("ok.wasm"), desk.digest("new.wasm"));
+    let (ok, new) = (cli.digest("ok.wasm"), cli.digest("new.wasm"));
 
     assert_eq!(
         keys(
-            &desk.json(&["tenant", "create", "acme", "--schema", "schema.sql"]).await,
+            &cli.json(&["tenant", "create", "acme", "--schema", "schema.sql"]).await,
             &["name", "schema_name"]
         ),
         json!(["acme", "*"])
     );
-    desk.json(&["consumer", "create", "orders", "--tenant", "acme", "--policy", "policy.toml"])
+    cli.json(&["consumer", "create", "orders", "--tenant", "acme", "--policy", "policy.toml"])
         .await;
-    desk.file("more.sql", "ALTER TABLE t ADD COLUMN m int;");
-    let migrated =
-        desk.json(&["tenant", "schema", "apply", "acme", "schema.sql", "more.sql"]).await;
+    cli.file("more.sql", "ALTER TABLE t ADD COLUMN m int;");
+    let migrated = cli.json(&["tenant", "schema", "apply", "acme", "schema.sql", "more.sql"]).await;
     assert_eq!(migrated, json!({ "applied": ["more"], "known": ["schema"] }));
-    let said = desk.ok(&["tenant", "schema", "apply", "acme", "schema.sql", "more.sql"]).await;
+    let said = cli.ok(&["tenant", "schema", "apply", "acme", "schema.sql", "more.sql"]).await;
     assert_eq!(said, "tenant `acme` holds all of them already\n");
 
-    let version = desk
+    let version = cli
         .json(&["version", "upload", "ok.wasm", "--tenant", "acme", "--handler", "orders"])
         .await;
     assert_eq!(keys(&version, &["handler", "state"]), json!(["orders", "ready"]));
@@ -479,19 +478,19 @@ async fn check_shapes(way: Way) {
             && version["report"]["imports"].is_array(),
         "{version}"
     );
-    let shown = desk.ok(&["version", "show", &ok, "--tenant", "acme", "--handler", "orders"]).await;
+    let shown = cli.ok(&["version", "show", &ok, "--tenant", "acme", "--handler", "orders"]).await;
     for part in ["handler      orders\n", "state        ready\n", "imports      ", "memory       "]
     {
         assert!(shown.contains(part), "{shown}");
     }
 
     let deployed =
-        desk.json(&[&["deploy", "--version", &ok, "--handler", "orders"], of].concat()).await;
+        cli.json(&[&["deploy", "--version", &ok, "--handler", "orders"], of].concat()).await;
     assert_eq!(
         keys(&deployed, &["role", "event_type", "percent"]),
         json!(["stable", "order.placed", null])
     );
-    let second = desk
+    let second = cli
         .json(
             &[
                 &[
@@ -514,20 +513,20 @@ async fn check_shapes(way: Way) {
         json!([{ "a": "b" }, { "deadline_ms": 900 }])
     );
     let diff =
-        desk.json(&["version", "diff", &ok, &new, "--tenant", "acme", "--handler", "orders"]).await;
+        cli.json(&["version", "diff", &ok, &new, "--tenant", "acme", "--handler", "orders"]).await;
     assert!(diff.is_object(), "{diff}");
 
-    let back = desk.json(&[&["rollback", "--reason", "too slow"], of].concat()).await;
+    let back = cli.json(&[&["rollback", "--reason", "too slow"], of].concat()).await;
     assert!(back["live"]["digest"].as_str().unwrap().starts_with(&ok), "{back}");
     let history =
-        desk.json(&["deployments", "--tenant", "acme", "--consumer", "orders", "--history"]).await;
+        cli.json(&["deployments", "--tenant", "acme", "--consumer", "orders", "--history"]).await;
     assert_eq!(
         keys(&history[1], &["ended_how", "ended_reason"]),
         json!(["rolled_back", "too slow"]),
         "{history}"
     );
 
-    let canary = desk
+    let canary = cli
         .json(
             &[
                 &[
@@ -552,16 +551,16 @@ async fn check_shapes(way: Way) {
         json!({ "margin_percent": 7.0, "window_s": 60, "messages_min": 20 })
     );
     assert_eq!(
-        desk.json(&[&["canary", "grow", "--percent", "50"], of].concat()).await["percent"],
+        cli.json(&[&["canary", "grow", "--percent", "50"], of].concat()).await["percent"],
         json!(50.0)
     );
-    let listed = desk.json(&["canary", "list"]).await;
+    let listed = cli.json(&["canary", "list"]).await;
     assert_eq!(
         keys(&listed[0], &["role", "percent", "consumer"]),
         json!(["canary", 50.0, "orders"]),
         "{listed}"
     );
-    let shown = desk.ok(&[&["canary", "show"], of].concat()).await;
+    let shown = cli.ok(&[&["canary", "show"], of].concat()).await;
     for part in [
         "of handler `orders`",
         "50 % of the ordering keys",
@@ -569,12 +568,12 @@ async fn check_shapes(way: Way) {
     ] {
         assert!(shown.contains(part), "{shown}");
     }
-    let promoted = desk.json(&[&["canary", "promote"], of].concat()).await;
+    let promoted = cli.json(&[&["canary", "promote"], of].concat()).await;
     assert!(
         promoted["role"] == "stable" && promoted["digest"].as_str().unwrap().starts_with(&new),
         "{promoted}"
     );
-    let said = desk.run(&[&["canary", "stop"], of].concat()).await;
+    let said = cli.run(&[&["canary", "stop"], of].concat()).await;
     assert_eq!(
         said.stderr,
         "error: no canary runs for `order.placed` of `acme/orders`; `oncebox deployments \
@@ -582,25 +581,25 @@ async fn check_shapes(way: Way) {
     );
 
     // What has ended is shown, and no longer listed.
-    assert_eq!(desk.json(&["canary", "list"]).await, json!([]));
-    assert_eq!(desk.json(&["canary", "list", "--history"]).await.as_array().map(Vec::len), Some(1));
-    assert!(desk.ok(&[&["canary", "show"], of].concat()).await.contains("promoted"));
-    desk.json(&[&["shadow", "start", "--version", &ok, "--handler", "orders"], of].concat()).await;
+    assert_eq!(cli.json(&["canary", "list"]).await, json!([]));
+    assert_eq!(cli.json(&["canary", "list", "--history"]).await.as_array().map(Vec::len), Some(1));
+    assert!(cli.ok(&[&["canary", "show"], of].concat()).await.contains("promoted"));
+    cli.json(&[&["shadow", "start", "--version", &ok, "--handler", "orders"], of].concat()).await;
     assert_eq!(
-        keys(&desk.json(&["shadow", "list"]).await[0], &["role", "consumer"]),
+        keys(&cli.json(&["shadow", "list"]).await[0], &["role", "consumer"]),
         json!(["shadow", "orders"])
     );
-    assert_eq!(desk.json(&[&["shadow", "stop"], of].concat()).await["ended_how"], json!("ended"));
+    assert_eq!(cli.json(&[&["shadow", "stop"], of].concat()).await["ended_how"], json!("ended"));
 
     // A name that nobody used before is told, beside that which is live.
-    let said = desk.run(&[&["deploy", "new.wasm", "--handler", "order"], of].concat()).await;
+    let said = cli.run(&[&["deploy", "new.wasm", "--handler", "order"], of].concat()).await;
     let note = "note: handler `order` is new; `orders` is live for `order.placed` of \
         `acme/orders`; `--handler orders` makes it a version of that\n";
     assert!(said.code == Some(0) && said.stderr.ends_with(note), "{}", said.stderr);
-    let said = desk.run(&[&["deploy", "new.wasm", "--handler", "orders"], of].concat()).await;
+    let said = cli.run(&[&["deploy", "new.wasm", "--handler", "orders"], of].concat()).await;
     assert!(said.code == Some(0) && !said.stderr.contains("note:"), "{}", said.stderr);
 
-    let audit = desk.json(&["audit", "--tenant", "acme", "--limit", "100"]).await;
+    let audit = cli.json(&["audit", "--tenant", "acme", "--limit", "100"]).await;
     let actions: Vec<_> =
         audit.as_array().unwrap().iter().map(|entry| entry["action"].as_str().unwrap()).collect();
     for action in [
@@ -614,7 +613,7 @@ async fn check_shapes(way: Way) {
         assert!(actions.contains(&action), "{action}: {actions:?}");
     }
     assert!(
-        desk.json(&["hosts"]).await.is_array() && desk.json(&["inbox", "list"]).await == json!([])
+        cli.json(&["hosts"]).await.is_array() && cli.json(&["inbox", "list"]).await == json!([])
     );
 }
 
@@ -627,10 +626,10 @@ fn keys(value: &Value, keys: &[&str]) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_command_on_the_database() {
-    check_shapes(Way::Database).await;
+    check_shapes(Access::Database).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_command_over_a_server() {
-    check_shapes(Way::Server).await;
+    check_shapes(Access::Server).await;
 }

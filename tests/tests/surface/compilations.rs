@@ -12,7 +12,7 @@ use std::{
 use oncebox_control::{Begun, Compiled, NewVersion, Version};
 use oncebox_runtime::{Compiler, RuntimeConfig, WasmRuntime, encode_component};
 use oncebox_server::compilations::Compilations;
-use oncebox_tests::{host::program, inbox::World};
+use oncebox_tests::{host::program, inbox::InboxFixture};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
@@ -54,8 +54,8 @@ impl Counted {
         fs::read_to_string(self.0.join("runs")).unwrap_or_default().replace('\n', "")
     }
 
-    fn host(&self, world: &World) -> Compilations {
-        host(world, self.path())
+    fn host(&self, fixture: &InboxFixture) -> Compilations {
+        host(fixture, self.path())
     }
 }
 
@@ -65,7 +65,7 @@ impl Drop for Counted {
     }
 }
 
-fn host(world: &World, program: PathBuf) -> Compilations {
+fn host(fixture: &InboxFixture, program: PathBuf) -> Compilations {
     let compiler = Compiler { program, memory_bytes_max: 4 << 30, duration_max: DEADLINE };
     let runtime = WasmRuntime::new(RuntimeConfig {
         instances_max: 1,
@@ -73,33 +73,33 @@ fn host(world: &World, program: PathBuf) -> Compilations {
         ..RuntimeConfig::default()
     })
     .unwrap();
-    Compilations::new(world.admin.clone(), runtime, 1)
+    Compilations::new(fixture.admin.clone(), runtime, 1)
 }
 
-async fn world() -> World {
-    let world = World::new().await;
-    world.tenant("acme", "").await;
-    world
+async fn fixture() -> InboxFixture {
+    let fixture = InboxFixture::new().await;
+    fixture.tenant("acme", "").await;
+    fixture
 }
 
-async fn upload(world: &World, bytes: &[u8]) -> Vec<u8> {
+async fn upload(fixture: &InboxFixture, bytes: &[u8]) -> Vec<u8> {
     let version = NewVersion {
         component: bytes,
         source_digest: None,
         report: &Value::Null,
         is_compiled: false,
     };
-    world.admin.add_version("acme", "ledger", version).await.unwrap().digest
+    fixture.admin.add_version("acme", "ledger", version).await.unwrap().digest
 }
 
-async fn version(world: &World, digest: &[u8]) -> Version {
-    world.admin.version("acme", "ledger", &hex::encode(digest)).await.unwrap()
+async fn version(fixture: &InboxFixture, digest: &[u8]) -> Version {
+    fixture.admin.version("acme", "ledger", &hex::encode(digest)).await.unwrap()
 }
 
-async fn wait(world: &World, digest: &[u8], state: &str) -> Version {
+async fn wait(fixture: &InboxFixture, digest: &[u8], state: &str) -> Version {
     let deadline = Instant::now() + DEADLINE;
     loop {
-        let version = version(world, digest).await;
+        let version = version(fixture, digest).await;
         if version.state == state {
             return version;
         }
@@ -119,14 +119,14 @@ fn code(version: &Version) -> &str {
 
 #[tokio::test]
 async fn an_upload_is_compiled_once_whoever_asks() {
-    let (world, counted) = (world().await, Counted::new("0.2"));
-    let (one, other) = (counted.host(&world), counted.host(&world));
-    let digest = upload(&world, &component("a")).await;
+    let (fixture, counted) = (fixture().await, Counted::new("0.2"));
+    let (one, other) = (counted.host(&fixture), counted.host(&fixture));
+    let digest = upload(&fixture, &component("a")).await;
     for _ in 0..5 {
         one.submit(&digest).unwrap();
         other.submit(&digest).unwrap();
     }
-    let version = wait(&world, &digest, "ready").await;
+    let version = wait(&fixture, &digest, "ready").await;
     assert!(version.compile_ms.unwrap() >= 200, "{version:?}");
     assert_eq!(counted.runs(), "a", "two hosts at once");
     one.submit(&digest).unwrap();
@@ -136,175 +136,177 @@ async fn an_upload_is_compiled_once_whoever_asks() {
     // One of the two has it in memory; the other compiled for its own deployment, once for both who
     // asked.
     assert_eq!(counted.runs(), "aa");
-    world.finish().await;
+    fixture.finish().await;
 }
 
 #[tokio::test]
 async fn a_deployment_does_not_wait_behind_uploads() {
-    let (world, counted) = (world().await, Counted::new("0.3"));
-    let host = counted.host(&world);
+    let (fixture, counted) = (fixture().await, Counted::new("0.3"));
+    let host = counted.host(&fixture);
     let mut digests = Vec::new();
     for name in ["a", "b", "c", "d"] {
-        digests.push(upload(&world, &component(name)).await);
+        digests.push(upload(&fixture, &component(name)).await);
         host.submit(digests.last().unwrap()).unwrap();
     }
-    wait(&world, &digests[0], "compiling").await;
+    wait(&fixture, &digests[0], "compiling").await;
     host.loaded(&digests[3]).await.unwrap();
     for digest in &digests {
-        wait(&world, digest, "ready").await;
+        wait(&fixture, digest, "ready").await;
     }
     assert_eq!(counted.runs(), "adbc");
-    world.finish().await;
+    fixture.finish().await;
 }
 
 #[tokio::test]
 async fn what_does_not_fit_fails_with_its_reason() {
-    let world = world().await;
-    let host = host(&world, program().unwrap());
+    let fixture = fixture().await;
+    let host = host(&fixture, program().unwrap());
     let core = r#"(module (memory (export "memory") 1) (func $start unreachable) (start $start)
         (func (export "cabi_realloc") (param i32 i32 i32 i32) (result i32) unreachable)
         (func (export "oncebox:handler/incoming-handler@0.1.0#handle") (param i32) (result i32) unreachable))"#;
     let traps = encode_component(&wat::parse_str(core).unwrap()).unwrap();
     let inspected = host.check(traps).await.unwrap().expect("nothing to see from outside");
-    let traps = upload(&world, &inspected.component).await;
+    let traps = upload(&fixture, &inspected.component).await;
     host.submit(&traps).unwrap();
-    assert_eq!(code(&wait(&world, &traps, "failed").await), "traps_at_start");
+    assert_eq!(code(&wait(&fixture, &traps, "failed").await), "traps_at_start");
     let error = host.loaded(&traps).await.err().unwrap().to_string();
     assert!(error.contains("when it is started"), "{error}");
     let problems = host.check(b"#!/bin/sh".to_vec()).await.unwrap().unwrap_err();
     assert_eq!(problems[0].code, "not_wasm");
-    world.finish().await;
+    fixture.finish().await;
 }
 
 #[tokio::test]
 async fn a_failure_of_the_host_is_tried_again() {
-    let world = world().await;
+    let fixture = fixture().await;
     let bytes = component("a");
-    let digest = upload(&world, &bytes).await;
-    let lame = host(&world, "/nowhere/oncebox".into());
+    let digest = upload(&fixture, &bytes).await;
+    let lame = host(&fixture, "/nowhere/oncebox".into());
     let error = lame.loaded(&digest).await.err().unwrap().to_string();
     assert!(error.contains("/nowhere/oncebox"), "{error}");
     let starts = "SELECT compile_starts::bigint FROM oncebox.component";
     assert_eq!(
-        (version(&world, &digest).await.state.as_str(), world.number(starts).await),
+        (version(&fixture, &digest).await.state.as_str(), fixture.number(starts).await),
         ("queued", 0)
     );
     // Another host finds it by itself.
-    let (sound, stop) = (host(&world, program().unwrap()), CancellationToken::new());
+    let (sound, stop) = (host(&fixture, program().unwrap()), CancellationToken::new());
     let running = tokio::spawn({
         let (sound, stop) = (sound.clone(), stop.clone());
         async move { sound.run(stop).await }
     });
-    wait(&world, &digest, "ready").await;
+    wait(&fixture, &digest, "ready").await;
     stop.cancel();
     running.await.unwrap();
-    world.finish().await;
+    fixture.finish().await;
 }
 
 #[tokio::test]
 async fn what_a_host_left_behind_is_taken_over() {
-    let (world, counted) = (world().await, Counted::new("0"));
-    let digest = upload(&world, &component("a")).await;
-    let died = world.admin.host_starts("died").await.unwrap();
-    let begun = world.admin.begin_compiling(&digest, Some(died)).await.unwrap();
+    let (fixture, counted) = (fixture().await, Counted::new("0"));
+    let digest = upload(&fixture, &component("a")).await;
+    let died = fixture.admin.host_starts("died").await.unwrap();
+    let begun = fixture.admin.begin_compiling(&digest, Some(died)).await.unwrap();
     assert!(matches!(begun, Begun::Yours(_)), "{begun:?}");
-    let alive = world.admin.host_starts("alive").await.unwrap();
+    let alive = fixture.admin.host_starts("alive").await.unwrap();
     for host in [Some(alive), None] {
-        let found = world.admin.begin_compiling(&digest, host).await.unwrap();
+        let found = fixture.admin.begin_compiling(&digest, host).await.unwrap();
         assert!(matches!(found, Begun::Elsewhere), "it may be alive, for anyone: {found:?}");
     }
-    world
+    fixture
         .execute(format!(
             "UPDATE oncebox.host SET seen_at = now() - interval '1 minute' WHERE host_id = {died}"
         ))
         .await;
-    let (host, stop) = (counted.host(&world), CancellationToken::new());
+    let (host, stop) = (counted.host(&fixture), CancellationToken::new());
     host.on_host(alive);
     let running = tokio::spawn({
         let (host, stop) = (host.clone(), stop.clone());
         async move { host.run(stop).await }
     });
-    wait(&world, &digest, "ready").await;
+    wait(&fixture, &digest, "ready").await;
     // The host that was taken for dead says something at last.
-    let late = world.admin.end_compiling(&digest, Some(died), &Compiled::GivenBack).await.unwrap();
-    assert!(!late && version(&world, &digest).await.state == "ready");
+    let late =
+        fixture.admin.end_compiling(&digest, Some(died), &Compiled::GivenBack).await.unwrap();
+    assert!(!late && version(&fixture, &digest).await.state == "ready");
     stop.cancel();
     running.await.unwrap();
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a process that is no host, such as a command or `oncebox dev`, is ended
 /// while it compiles, and the component waits for it for ever.
 #[tokio::test]
 async fn what_a_process_left_behind_is_free_when_its_session_ends() {
-    let (world, counted) = (world().await, Counted::new("0"));
-    let digest = upload(&world, &component("a")).await;
-    let Begun::Yours(mut claim) = world.admin.begin_compiling(&digest, None).await.unwrap() else {
+    let (fixture, counted) = (fixture().await, Counted::new("0"));
+    let digest = upload(&fixture, &component("a")).await;
+    let Begun::Yours(mut claim) = fixture.admin.begin_compiling(&digest, None).await.unwrap()
+    else {
         panic!("nobody has it")
     };
     // A session that breaks under a process that lives is replaced, under the same claim.
     let terminate = "SELECT pg_terminate_backend(session_pid) FROM oncebox.component";
-    world.execute(terminate.to_owned()).await;
-    world.admin.compiling_goes_on(&digest, None, &mut claim).await.unwrap();
-    let found = world.admin.begin_compiling(&digest, None).await.unwrap();
+    fixture.execute(terminate.to_owned()).await;
+    fixture.admin.compiling_goes_on(&digest, None, &mut claim).await.unwrap();
+    let found = fixture.admin.begin_compiling(&digest, None).await.unwrap();
     assert!(matches!(found, Begun::Elsewhere), "its process lives: {found:?}");
-    assert!(world.admin.unfinished_components(9).await.unwrap().is_empty());
+    assert!(fixture.admin.unfinished_components(9).await.unwrap().is_empty());
 
     drop(claim);
-    let host = counted.host(&world);
+    let host = counted.host(&fixture);
     let deadline = Instant::now() + DEADLINE;
     // The server hears of the end of a session a moment later.
-    while world.admin.unfinished_components(9).await.unwrap().is_empty() {
+    while fixture.admin.unfinished_components(9).await.unwrap().is_empty() {
         assert!(Instant::now() < deadline, "the component belongs to nobody, and is not free");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let silent_s = "SELECT extract(epoch FROM now() - state_at)::bigint FROM oncebox.component";
-    assert!(world.number(silent_s).await < 30, "it was free only after its silence");
+    assert!(fixture.number(silent_s).await < 30, "it was free only after its silence");
     host.submit(&digest).unwrap();
-    wait(&world, &digest, "ready").await;
+    wait(&fixture, &digest, "ready").await;
     assert_eq!(counted.runs(), "a");
-    world.finish().await;
+    fixture.finish().await;
 }
 
 #[tokio::test]
 async fn a_component_that_ends_three_hosts_is_not_tried_again() {
-    let (world, counted) = (world().await, Counted::new("0"));
+    let (fixture, counted) = (fixture().await, Counted::new("0"));
     let bytes = component("a");
-    let digest = upload(&world, &bytes).await;
+    let digest = upload(&fixture, &bytes).await;
     for _ in 0..3 {
-        let host = world.admin.host_starts("dies").await.unwrap();
+        let host = fixture.admin.host_starts("dies").await.unwrap();
         assert!(matches!(
-            world.admin.begin_compiling(&digest, Some(host)).await.unwrap(),
+            fixture.admin.begin_compiling(&digest, Some(host)).await.unwrap(),
             Begun::Yours(_)
         ));
-        world.admin.host_ends(host).await.unwrap();
+        fixture.admin.host_ends(host).await.unwrap();
     }
-    let host = counted.host(&world);
+    let host = counted.host(&fixture);
     host.submit(&digest).unwrap();
-    assert_eq!(code(&wait(&world, &digest, "failed").await), "compiling_ended_the_process");
+    assert_eq!(code(&wait(&fixture, &digest, "failed").await), "compiling_ended_the_process");
     assert_eq!(counted.runs(), "");
     // Whoever uploads it again wants another try.
-    upload(&world, &bytes).await;
+    upload(&fixture, &bytes).await;
     host.submit(&digest).unwrap();
-    wait(&world, &digest, "ready").await;
-    world.finish().await;
+    wait(&fixture, &digest, "ready").await;
+    fixture.finish().await;
 }
 
 #[tokio::test]
 async fn a_host_that_ends_gives_its_work_back() {
-    let (world, counted) = (world().await, Counted::new("25"));
-    let digest = upload(&world, &component("a")).await;
-    let (host, stop) = (counted.host(&world), CancellationToken::new());
+    let (fixture, counted) = (fixture().await, Counted::new("25"));
+    let digest = upload(&fixture, &component("a")).await;
+    let (host, stop) = (counted.host(&fixture), CancellationToken::new());
     host.submit(&digest).unwrap();
-    wait(&world, &digest, "compiling").await;
+    wait(&fixture, &digest, "compiling").await;
     let start = Instant::now();
     stop.cancel();
     host.run(stop).await;
     assert!(start.elapsed() < Duration::from_secs(9), "{:?}", start.elapsed());
     let starts = "SELECT compile_starts::bigint FROM oncebox.component";
     assert_eq!(
-        (version(&world, &digest).await.state.as_str(), world.number(starts).await),
+        (version(&fixture, &digest).await.state.as_str(), fixture.number(starts).await),
         ("queued", 0)
     );
-    world.finish().await;
+    fixture.finish().await;
 }

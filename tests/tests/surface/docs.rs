@@ -20,7 +20,7 @@ use oncebox_server::local::{
     postgres::{PostgresOptions, PrivatePostgres},
 };
 use oncebox_tests::{
-    console::{self, Patience, Said, Session, Step},
+    console::{self, Patience, Session, ShellOutput, Step},
     guests::{self, End},
     kafka::KafkaServer,
     program,
@@ -84,11 +84,11 @@ const MEASURES: &str = "measures for minutes, on a machine that does nothing els
     runs what it consists of";
 
 /// A folder with a clone of the project, which goes away when all went well.
-struct Folder {
+struct Checkout {
     root: PathBuf,
 }
 
-impl Folder {
+impl Checkout {
     /// The files of the project are links, but for the folder of what is built: it holds the
     /// programs of these tests.
     fn with_clone(page: &Page) -> Self {
@@ -117,7 +117,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for Checkout {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             let _ = fs::remove_dir_all(&self.root); // what is left is in `target`
@@ -176,8 +176,8 @@ impl Machine {
 
 /// Runs a page; with `ONCEBOX_WRITE_DOCS` writes what is printed into it. The answer is what each
 /// command printed.
-fn check(page: &Page, machine: &Machine) -> Vec<(String, Said)> {
-    let folder = Folder::with_clone(page);
+fn check(page: &Page, machine: &Machine) -> Vec<(String, ShellOutput)> {
+    let folder = Checkout::with_clone(page);
     let is_written = std::env::var_os("ONCEBOX_WRITE_DOCS").is_some();
     let mut patience = Patience::default();
     if is_written {
@@ -193,7 +193,7 @@ fn check(page: &Page, machine: &Machine) -> Vec<(String, Said)> {
     let path = project().join(page.path);
     let text = fs::read_to_string(&path).unwrap();
     let mut not_run: BTreeSet<&str> = page.not_run.iter().map(|(command, _)| *command).collect();
-    let mut printed: Vec<(Step, Said)> = Vec::new();
+    let mut printed: Vec<(Step, ShellOutput)> = Vec::new();
     let mut all = Vec::new();
     for step in console::steps(&text).unwrap() {
         let command = step.command.split(" #").next().unwrap().trim_end();
@@ -231,7 +231,7 @@ fn check(page: &Page, machine: &Machine) -> Vec<(String, Said)> {
 }
 
 /// The page with what these steps printed.
-fn rewritten(text: &str, printed: &[(Step, Said)]) -> String {
+fn rewritten(text: &str, printed: &[(Step, ShellOutput)]) -> String {
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     for (step, said) in printed.iter().rev() {
         let begin = step.line - 1 + step.command.lines().count();

@@ -8,7 +8,7 @@ use oncebox_control::MasterKey;
 use oncebox_tests::{
     guests::{self, End, Step, execute},
     postgres::TestDatabase,
-    program::{Folder, Said},
+    program::{CommandOutput, WorkingDir},
 };
 use serde_json::{Value, json};
 
@@ -30,7 +30,7 @@ fn arguments(name: &str, more: &[&str]) -> Vec<String> {
     arguments
 }
 
-async fn run(folder: &Folder, arguments: &[String]) -> Said {
+async fn run(folder: &WorkingDir, arguments: &[String]) -> CommandOutput {
     folder.run(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), "").await.unwrap()
 }
 
@@ -60,7 +60,7 @@ fn steady(text: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_a_handler_does_is_shown_and_a_second_delivery_does_nothing() {
-    let folder = Folder::new().unwrap();
+    let folder = WorkingDir::new().unwrap();
     let said = run(&folder, &arguments("inventory-reservation", &["--twice"])).await;
     assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""), "{}", said.stdout);
     let expected = "\
@@ -100,7 +100,7 @@ m-3  inventory.reserve  ok  {\"status\":\"reserved\"}
 /// The same for programs; a ledger, whose account is opened inside a savepoint.
 #[tokio::test(flavor = "multi_thread")]
 async fn json_holds_the_same() {
-    let folder = Folder::new().unwrap();
+    let folder = WorkingDir::new().unwrap();
     let said = run(&folder, &arguments("ledger", &["--twice", "--json"])).await;
     assert_eq!(said.code, Some(0), "{}", said.stderr);
     let report = said.json().unwrap();
@@ -134,7 +134,7 @@ async fn json_holds_the_same() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_business_key_keeps_the_same_order_from_being_shipped_twice() {
-    let folder = Folder::new().unwrap();
+    let folder = WorkingDir::new().unwrap();
     folder
         .write(
             "two.json",
@@ -155,7 +155,7 @@ async fn a_business_key_keeps_the_same_order_from_being_shipped_twice() {
 }
 
 /// A guest as text beside its messages, in a folder.
-fn guest(folder: &Folder, steps: &[Step], end: &End) {
+fn guest(folder: &WorkingDir, steps: &[Step], end: &End) {
     folder.write("guest.wasm", guests::component(steps, end)).unwrap();
     folder.write("one.json", r#"{"id": "m-1", "event_type": "t", "payload": {}}"#).unwrap();
     folder
@@ -186,7 +186,7 @@ async fn failures_are_undone_and_named() {
         (vec![orphan], End::Ok, "sql_error", "failed_retryable"),
     ];
     let ends = |(steps, end, outcome, status): (Vec<Step>, End, &'static str, &'static str)| async move {
-        let folder = Folder::new().unwrap();
+        let folder = WorkingDir::new().unwrap();
         guest(&folder, &steps, &end);
         let said =
             folder.run(&[GUEST, &["--expect", outcome, "--json"]].concat(), "").await.unwrap();
@@ -198,7 +198,7 @@ async fn failures_are_undone_and_named() {
         );
     };
     futures::stream::iter(cases).for_each_concurrent(3, ends).await;
-    let folder = Folder::new().unwrap();
+    let folder = WorkingDir::new().unwrap();
     guest(&folder, &[insert()], &End::Reject("no".into()));
     let said = folder.run(GUEST, "").await.unwrap();
     assert_eq!(
@@ -214,7 +214,7 @@ async fn failures_are_undone_and_named() {
 /// anew, and what earlier ones did is not called its doing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_stopped_in_a_statement_is_told_from_one_that_only_failed() {
-    let folder = Folder::new().unwrap();
+    let folder = WorkingDir::new().unwrap();
     let endless = execute("SELECT count(*) FROM (SELECT generate_series(1, 1000000000000)) AS x");
     guest(&folder, &[execute("INSERT INTO t VALUES ('a')"), endless], &End::Ok);
     // The database's own limit comes later than the handler's deadline.
@@ -236,7 +236,7 @@ async fn a_message_stopped_in_a_statement_is_told_from_one_that_only_failed() {
 /// What is logged is shown, and settings are read; the message comes from standard input.
 #[tokio::test(flavor = "multi_thread")]
 async fn log_lines_are_shown() {
-    let folder = Folder::new().unwrap();
+    let folder = WorkingDir::new().unwrap();
     guest(&folder, &[Step::Log("hello".to_owned())], &End::Ok);
     let said = folder
         .run(
@@ -253,7 +253,7 @@ async fn log_lines_are_shown() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_given_database_keeps_nothing() {
     let database = TestDatabase::create("empty", async |_: &str| Ok(())).await.unwrap();
-    let folder = Folder::new().unwrap();
+    let folder = WorkingDir::new().unwrap();
     folder.write("master.key", MasterKey::generate()).unwrap();
     folder
         .write(
@@ -310,7 +310,7 @@ async fn a_given_database_keeps_nothing() {
 /// Bad input gets one clear line that names the thing.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_used_is_named() {
-    let folder = Folder::new().unwrap();
+    let folder = WorkingDir::new().unwrap();
     guest(&folder, &[], &End::Ok);
     folder.write("rubbish.wasm", "rubbish").unwrap();
     folder

@@ -11,6 +11,7 @@ use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_server::local::process::is_running;
 use oncebox_tests::kafka::KafkaServer;
 use oncebox_tests::postgres::{TestDatabase, create_database, drop_database};
+use oncebox_tests::temp_dir::TempDir;
 use rdkafka::ClientConfig;
 use rdkafka::Message;
 use rdkafka::consumer::{Consumer, StreamConsumer};
@@ -19,21 +20,6 @@ use sqlx::postgres::PgConnection;
 use sqlx::{Connection, Executor};
 
 const LIMIT: Duration = Duration::from_secs(30);
-
-/// A folder that does not exist yet and goes away with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        Self(std::env::temp_dir().join(format!("oncebox-test-{}-{name}", std::process::id())))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 async fn count(url: &str) -> i64 {
     let mut connection = PgConnection::connect(url).await.unwrap();
@@ -44,8 +30,8 @@ async fn count(url: &str) -> i64 {
 /// comes back under another address.
 #[tokio::test]
 async fn a_crash_of_the_database_keeps_what_was_committed() {
-    let folder = Folder::new("crash");
-    let mut server = PrivatePostgres::start(PostgresOptions::new(&folder.0).tcp(true)).unwrap();
+    let folder = TempDir::new("crash");
+    let mut server = PrivatePostgres::start(PostgresOptions::new(folder.path()).tcp(true)).unwrap();
     let url = server.url();
     let mut connection = PgConnection::connect(&url).await.unwrap();
     connection.execute("CREATE TABLE kept AS SELECT 1 AS n").await.unwrap();
@@ -59,8 +45,8 @@ async fn a_crash_of_the_database_keeps_what_was_committed() {
 /// What could go wrong: a second run makes a new cluster, or cannot log in to the old one.
 #[tokio::test]
 async fn a_database_is_there_again_in_the_next_run() {
-    let folder = Folder::new("again");
-    let options = PostgresOptions::new(&folder.0);
+    let folder = TempDir::new("again");
+    let options = PostgresOptions::new(folder.path());
     let mut first = PrivatePostgres::start(options.clone()).unwrap();
     let mut connection = PgConnection::connect_with(&first.connect_options()).await.unwrap();
     connection.execute("CREATE TABLE kept AS SELECT 1 AS n").await.unwrap();
@@ -76,8 +62,8 @@ async fn a_database_is_there_again_in_the_next_run() {
 /// drain what it runs.
 #[test]
 fn the_database_is_no_member_of_its_parents_process_group() {
-    let folder = Folder::new("group");
-    let server = PrivatePostgres::start(PostgresOptions::new(&folder.0)).unwrap();
+    let folder = TempDir::new("group");
+    let server = PrivatePostgres::start(PostgresOptions::new(folder.path())).unwrap();
     // SAFETY: plain system calls with integer arguments.
     let (own, of_server) = unsafe { (libc::getpgid(0), libc::getpgid(server.pid().unwrap())) };
     assert!(of_server > 0 && of_server != own, "both are in group {own}");
@@ -87,10 +73,11 @@ fn the_database_is_no_member_of_its_parents_process_group() {
 /// limit, or a limit so tight that parallel workers do not start.
 #[tokio::test]
 async fn the_private_server_is_closed_and_limited() {
-    let folder = Folder::new("limits");
+    let folder = TempDir::new("limits");
     let server =
-        PrivatePostgres::start(PostgresOptions::new(&folder.0).setting("work_mem", "8MB")).unwrap();
-    let password = std::fs::metadata(folder.0.join("password")).unwrap();
+        PrivatePostgres::start(PostgresOptions::new(folder.path()).setting("work_mem", "8MB"))
+            .unwrap();
+    let password = std::fs::metadata(folder.path().join("password")).unwrap();
     assert_eq!(std::os::unix::fs::PermissionsExt::mode(&password.permissions()) & 0o777, 0o600);
     let anonymous = server.connect_options().password("guess");
     assert!(PgConnection::connect_with(&anonymous).await.is_err());
@@ -126,9 +113,9 @@ async fn the_private_server_is_closed_and_limited() {
 /// blocks the next start.
 #[tokio::test]
 async fn the_database_ends_with_a_killed_parent() {
-    let folder = Folder::new("orphan");
+    let folder = TempDir::new("orphan");
     let mut holder = Command::new(env!("CARGO_BIN_EXE_services"));
-    holder.arg("hold-postgres").arg(&folder.0).stdin(Stdio::piped()).stdout(Stdio::piped());
+    holder.arg("hold-postgres").arg(folder.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut holder = holder.spawn().unwrap();
     let mut line = String::new();
     BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -137,19 +124,19 @@ async fn the_database_ends_with_a_killed_parent() {
     holder.kill().unwrap();
     holder.wait().unwrap();
     // Started at once, while the old server may still be shutting down.
-    let server = PrivatePostgres::start(PostgresOptions::new(&folder.0)).unwrap();
+    let server = PrivatePostgres::start(PostgresOptions::new(folder.path())).unwrap();
     assert!(!is_running(postmaster));
     PgConnection::connect(&server.url()).await.unwrap();
-    let log = std::fs::read_to_string(folder.0.join("postgres.log")).unwrap();
+    let log = std::fs::read_to_string(folder.path().join("postgres.log")).unwrap();
     assert!(!log.contains("not properly shut down"), "{log}");
 }
 
 /// The same without a next start: the death signal alone must end it.
 #[test]
 fn the_death_signal_alone_ends_the_database() {
-    let folder = Folder::new("death-signal");
+    let folder = TempDir::new("death-signal");
     let mut holder = Command::new(env!("CARGO_BIN_EXE_services"));
-    holder.arg("hold-postgres").arg(&folder.0).stdin(Stdio::piped()).stdout(Stdio::piped());
+    holder.arg("hold-postgres").arg(folder.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut holder = holder.spawn().unwrap();
     let mut line = String::new();
     BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -161,23 +148,23 @@ fn the_death_signal_alone_ends_the_database() {
         assert!(Instant::now() < deadline, "the server outlives its parent");
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert!(!folder.0.join("data/postmaster.pid").exists(), "the shutdown was not clean");
+    assert!(!folder.path().join("data/postmaster.pid").exists(), "the shutdown was not clean");
 }
 
 /// What could go wrong: "No such file or directory", and nobody knows what to install.
 #[test]
 fn missing_server_binaries_are_named() {
-    let folder = Folder::new("missing");
+    let folder = TempDir::new("missing");
     let options = PostgresOptions {
         binaries: Some(PathBuf::from("/nonexistent")),
-        ..PostgresOptions::new(&folder.0)
+        ..PostgresOptions::new(folder.path())
     };
     let error = PrivatePostgres::start(options).unwrap_err().to_string();
     assert!(
         error.contains("`initdb`") && error.contains("`/nonexistent`") && error.contains("install"),
         "{error}"
     );
-    assert!(!folder.0.exists(), "a start that cannot succeed leaves nothing behind");
+    assert!(!folder.path().exists(), "a start that cannot succeed leaves nothing behind");
 }
 
 /// What could go wrong: tests share data, a template is made twice, or databases pile up.

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use oncebox_tests::{
     guests::{self, End, Step},
-    program::{Folder, Said},
+    program::{CommandOutput, WorkingDir},
 };
 use serde_json::{Value, json};
 
@@ -17,13 +17,13 @@ fn example(path: &str) -> String {
     path.canonicalize().unwrap().to_str().unwrap().to_owned()
 }
 
-async fn verify(folder: &Folder, arguments: &[&str]) -> Said {
+async fn verify(folder: &WorkingDir, arguments: &[&str]) -> CommandOutput {
     folder.run(&[&["verify"], arguments].concat(), "").await.unwrap()
 }
 
 /// An example with its own messages: every window is sound, and these are its warnings.
 async fn passes(name: &str, schema: &[&str], warnings: &[&str]) -> Value {
-    let folder = Folder::new().unwrap();
+    let folder = WorkingDir::new().unwrap();
     let (component, messages) =
         (example(&format!("components/{name}.wasm")), example(&format!("{name}/messages.jsonl")));
     let schema: Vec<_> = schema.iter().map(|path| example(path)).collect();
@@ -54,7 +54,7 @@ async fn passes(name: &str, schema: &[&str], warnings: &[&str]) -> Value {
 /// it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_of_batches_passes() {
-    let folder = Folder::new().unwrap();
+    let folder = WorkingDir::new().unwrap();
     let order = |number: i64| {
         let payload = json!({ "order_id": format!("o-{number}"), "account": number % 2, "amount": 100 * number, "note": "n" });
         format!(
@@ -150,11 +150,11 @@ struct Bad {
 }
 
 impl Bad {
-    async fn verify(self, more: &[&str]) -> Said {
-        self.verify_in(&Folder::new().unwrap(), more).await
+    async fn verify(self, more: &[&str]) -> CommandOutput {
+        self.verify_in(&WorkingDir::new().unwrap(), more).await
     }
 
-    async fn verify_in(self, folder: &Folder, more: &[&str]) -> Said {
+    async fn verify_in(self, folder: &WorkingDir, more: &[&str]) -> CommandOutput {
         folder.write("bad.wasm", guests::component(&self.steps, &End::Ok)).unwrap();
         folder.write("schema.sql", self.schema).unwrap();
         let message = |(number, payload): (usize, &Value)| {
@@ -341,7 +341,7 @@ async fn a_lost_update_is_found_and_provoked() {
 /// are doubled wherever a message comes twice, and it says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_runs_duplicates_is_noticed() {
-    let folder = Folder::new().unwrap().sabotaged("duplicates_run");
+    let folder = WorkingDir::new().unwrap().sabotaged("duplicates_run");
     let said = delta().verify_in(&folder, &["--json"]).await;
     assert_eq!(said.code, Some(1), "{}", said.stderr);
     let report = said.json().unwrap();
@@ -363,7 +363,7 @@ async fn a_host_that_runs_duplicates_is_noticed() {
 /// Bad input gets one clear line.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_verified_is_named() {
-    let folder = Folder::new().unwrap();
+    let folder = WorkingDir::new().unwrap();
     folder.write("guest.wasm", guests::component(&[], &End::Ok)).unwrap();
     folder.write("rubbish.wasm", "rubbish").unwrap();
     folder

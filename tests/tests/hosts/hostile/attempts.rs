@@ -3,7 +3,7 @@
 
 use oncebox_tests::attacks;
 
-use super::stage::{SEEN, Stage};
+use super::fixture::{HostileFixture, SEEN};
 
 /// A statement that a handler sends, with the message's id.
 pub struct Attempt {
@@ -18,16 +18,16 @@ fn attempt(id: impl Into<String>, sql: impl Into<String>) -> Attempt {
 }
 
 /// Statements of handlers.
-pub async fn statements(stage: &Stage) -> Vec<Attempt> {
-    let (victim, still) = (&stage.victim.schema_name, stage.still);
+pub async fn statements(fixture: &HostileFixture) -> Vec<Attempt> {
+    let (victim, still) = (&fixture.victim.schema_name, fixture.still);
     let mut all: Vec<_> = attacks::NOT_ON_ROWS
         .iter()
         .map(|(name, sql, _)| Attempt { fails: true, ..attempt(*name, *sql) })
         .collect();
     let denied =
-        attacks::out_of_reach(victim, stage.evil).into_iter().chain(foreign(victim, still));
+        attacks::out_of_reach(victim, fixture.evil).into_iter().chain(foreign(victim, still));
     all.extend(denied.map(|(name, sql)| Attempt { fails: true, ..attempt(name, sql) }));
-    all.extend(greedy(stage).into_iter().map(|(name, sql)| attempt(name, sql)));
+    all.extend(greedy(fixture).into_iter().map(|(name, sql)| attempt(name, sql)));
     all
 }
 
@@ -108,10 +108,10 @@ fn foreign(victim: &str, still: i32) -> Vec<(&'static str, String)> {
 }
 
 /// Too much of something, and the like.
-fn greedy(stage: &Stage) -> Vec<(&'static str, String)> {
+fn greedy(fixture: &HostileFixture) -> Vec<(&'static str, String)> {
     let later = |what: &str| format!("INSERT INTO then_does VALUES ($do${what}$do$)");
     let now = |what: &str| format!("INSERT INTO now_does VALUES ($do${what}$do$)");
-    let victim = &stage.victim.schema_name;
+    let victim = &fixture.victim.schema_name;
     vec![
         (
             "memory bomb",
@@ -162,12 +162,12 @@ fn greedy(stage: &Stage) -> Vec<(&'static str, String)> {
             {victim}.vault"
             )),
         ),
-        ("becomes the owner", now(&format!("SET ROLE {}", stage.attacker.owner_login))),
+        ("becomes the owner", now(&format!("SET ROLE {}", fixture.attacker.owner_login))),
         (
             "becomes the other tenant",
-            now(&format!("SET SESSION AUTHORIZATION {}", stage.victim.login)),
+            now(&format!("SET SESSION AUTHORIZATION {}", fixture.victim.login)),
         ),
-        ("becomes it at commit", later(&format!("SET ROLE {}", stage.victim.owner_login))),
+        ("becomes it at commit", later(&format!("SET ROLE {}", fixture.victim.owner_login))),
         ("replica role", now("SET session_replication_role = replica")),
         ("logs everything", now("SET log_statement = 'all'")),
         ("tells everything", now("SET client_min_messages = debug5; RAISE")),
@@ -196,12 +196,12 @@ fn greedy(stage: &Stage) -> Vec<(&'static str, String)> {
 }
 
 /// Every relation that PostgreSQL comes with, copied. The relation's name is the id's second word.
-pub async fn sweep(stage: &Stage) -> Vec<Attempt> {
+pub async fn sweep(fixture: &HostileFixture) -> Vec<Attempt> {
     const RELATIONS: &str = "SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN \
         pg_namespace n ON n.oid = c.relnamespace \
         WHERE n.nspname IN ('pg_catalog', 'information_schema') AND c.relkind IN ('r', 'v') ORDER \
         BY 1";
-    let relations = stage.texts(RELATIONS).await;
+    let relations = fixture.texts(RELATIONS).await;
     relations
         .into_iter()
         .map(|name| {
@@ -214,9 +214,9 @@ pub async fn sweep(stage: &Stage) -> Vec<Attempt> {
 }
 
 /// Migrations of the attacker's own schema, sent to the API.
-pub fn migrations(stage: &Stage) -> Vec<String> {
-    let (victim, login) = (&stage.victim.schema_name, &stage.victim.login);
-    let guest = &stage.attacker.login;
+pub fn migrations(fixture: &HostileFixture) -> Vec<String> {
+    let (victim, login) = (&fixture.victim.schema_name, &fixture.victim.login);
+    let guest = &fixture.attacker.login;
     [
         "RESET ROLE; SELECT count(*) FROM oncebox.inbox".to_owned(),
         "SET ROLE postgres".to_owned(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::stage::Stage;
+use super::fixture::HostileFixture;
 
 /// What hosts write of themselves, and what the victim's load writes.
 const OWN_BUSINESS: &[&str] = &[
@@ -21,12 +21,12 @@ const OWN_BUSINESS: &[&str] = &[
 ];
 
 /// By what it is.
-pub async fn foreign(stage: &Stage) -> BTreeMap<String, Vec<String>> {
+pub async fn foreign(fixture: &HostileFixture) -> BTreeMap<String, Vec<String>> {
     let mut dump = BTreeMap::new();
-    for (schema, table) in tables(stage).await {
+    for (schema, table) in tables(fixture).await {
         let name = format!("{schema}.{table}");
         if OWN_BUSINESS.contains(&name.as_str())
-            || schema == stage.victim.schema_name
+            || schema == fixture.victim.schema_name
                 && ["account", "ledger_entry"].contains(&table.as_str())
         {
             continue;
@@ -35,23 +35,23 @@ pub async fn foreign(stage: &Stage) -> BTreeMap<String, Vec<String>> {
         // rows; hosts raise what consumers require.
         let own = match table.as_str() {
             "audit" => " WHERE t.tenant IS DISTINCT FROM 'mallory'",
-            "tenant_migration" => &format!(" WHERE t.tenant_id <> {}", stage.attacker.tenant_id),
+            "tenant_migration" => &format!(" WHERE t.tenant_id <> {}", fixture.attacker.tenant_id),
             _ => "",
         };
         let sql = format!(
             "SELECT (to_jsonb(t) - 'generation_required')::text FROM {name} t{own} ORDER BY 1"
         );
-        dump.insert(name, stage.texts(&sql).await);
+        dump.insert(name, fixture.texts(&sql).await);
     }
     let (attacker, owner, schema) =
-        (&stage.attacker.login, &stage.attacker.owner_login, &stage.attacker.schema_name);
+        (&fixture.attacker.login, &fixture.attacker.owner_login, &fixture.attacker.schema_name);
     for (what, sql) in [
         (
             "inbox",
             format!(
                 "SELECT to_jsonb(t)::text FROM oncebox.inbox t WHERE consumer_id = {} \
             ORDER BY 1",
-                stage.still
+                fixture.still
             ),
         ),
         (
@@ -59,7 +59,7 @@ pub async fn foreign(stage: &Stage) -> BTreeMap<String, Vec<String>> {
             format!(
                 "SELECT to_jsonb(t)::text FROM oncebox.inbox_history t WHERE \
             consumer_id = {} ORDER BY 1",
-                stage.still
+                fixture.still
             ),
         ),
         (
@@ -137,17 +137,17 @@ pub async fn foreign(stage: &Stage) -> BTreeMap<String, Vec<String>> {
             ),
         ),
     ] {
-        dump.insert(what.to_owned(), stage.texts(&sql).await);
+        dump.insert(what.to_owned(), fixture.texts(&sql).await);
     }
     dump
 }
 
-async fn tables(stage: &Stage) -> Vec<(String, String)> {
+async fn tables(fixture: &HostileFixture) -> Vec<(String, String)> {
     let sql = "SELECT n.nspname::text, c.relname::text FROM pg_class c JOIN pg_namespace n ON \
         n.oid = c.relnamespace \
         WHERE n.nspname IN ('oncebox', 'oncebox_host', $1) AND c.relkind IN ('r', 'p') AND NOT \
         c.relispartition ORDER BY 1, 2";
-    sqlx::query_as(sql).bind(&stage.victim.schema_name).fetch_all(&stage.pool).await.unwrap()
+    sqlx::query_as(sql).bind(&fixture.victim.schema_name).fetch_all(&fixture.pool).await.unwrap()
 }
 
 /// What is not the same.

@@ -19,11 +19,11 @@ fn version(offset: i64, id: &str, key: &str, version: i64, script: &str) -> Reco
     record
 }
 
-async fn reasons(world: &World) -> Vec<(String, String, String)> {
+async fn reasons(fixture: &InboxFixture) -> Vec<(String, String, String)> {
     let row = |row: oncebox_tests::inbox::Row| {
         (row.message_id, row.status, row.reason.unwrap_or_default())
     };
-    world.rows().await.into_iter().map(row).collect()
+    fixture.rows().await.into_iter().map(row).collect()
 }
 
 #[track_caller]
@@ -36,8 +36,8 @@ fn check_reasons(found: &[(String, String, String)], expected: &[(&str, &str, &s
 }
 
 /// What was waited for is waited for no longer.
-async fn overdue(world: &World) {
-    world
+async fn overdue(fixture: &InboxFixture) {
+    fixture
         .execute(
             "UPDATE oncebox.inbox SET waits_until = now() WHERE reason = 'gap' AND status = \
         'waiting'",
@@ -45,13 +45,13 @@ async fn overdue(world: &World) {
         .await;
 }
 
-async fn redrive(world: &World, consumer: &TestConsumer, id: &str) {
+async fn redrive(fixture: &InboxFixture, consumer: &TestConsumer, id: &str) {
     let (filter, message_ids, reason) =
         (Filter::default(), vec![id.to_owned()], "a test".to_owned());
     let bulk =
         BulkAction { action: Action::Redrive, filter, message_ids, reason, as_of: None, limit: 1 };
     assert_eq!(
-        world
+        fixture
             .admin
             .act_on_messages(&consumer.tenant.name, &consumer.row.name, &bulk)
             .await
@@ -66,9 +66,9 @@ async fn redrive(world: &World, consumer: &TestConsumer, id: &str) {
 /// S1-044, S1-061, S1-107, S1-108, S0-034.
 #[tokio::test(flavor = "multi_thread")]
 async fn old_versions_are_skipped_and_gaps_are_waited_for() {
-    both(async |world| {
-        let consumer = world.simple(TRAIL, &guarded("")).await;
-        let host = world.host(&consumer);
+    both(async |fixture| {
+        let consumer = fixture.simple(TRAIL, &guarded("")).await;
+        let host = fixture.host(&consumer);
         deliver(
             &host,
             &[
@@ -96,22 +96,22 @@ async fn old_versions_are_skipped_and_gaps_are_waited_for() {
             ("x2", "completed", ""),
         ];
         // S1-014, S1-044, S1-061, S1-107, S1-108.
-        check_reasons(&reasons(&world).await, &expected);
-        assert_eq!(sweep(&world, &consumer).await, 0, "the gap is open");
+        check_reasons(&reasons(&fixture).await, &expected);
+        assert_eq!(sweep(&fixture, &consumer).await, 0, "the gap is open");
         // One that makes version 3 again, under another id, and the missing one.
         deliver(
-            &world.host(&consumer),
+            &fixture.host(&consumer),
             &[version(6, "k3-again", "k", 3, ""), version(7, "k4", "k", 4, "")],
         )
         .await;
-        world.retry_until_settled(&host).await;
+        fixture.retry_until_settled(&host).await;
         // S0-034, S1-020.
-        assert_eq!(trail(&world, &consumer).await, ["k3", "x1", "x2", "k4", "k5", "k6"]);
-        assert_eq!(world.row(&consumer, "k3-again").await.status, "skipped");
+        assert_eq!(trail(&fixture, &consumer).await, ["k3", "x1", "x2", "k4", "k5", "k6"]);
+        assert_eq!(fixture.row(&consumer, "k3-again").await.status, "skipped");
         // Redeliveries are duplicates as ever.
         deliver(&host, &[version(1, "k5", "k", 5, ""), version(8, "k7", "k", 7, "")]).await;
-        assert_eq!(trail(&world, &consumer).await.len(), 7);
-        world.finish().await;
+        assert_eq!(trail(&fixture, &consumer).await.len(), 7);
+        fixture.finish().await;
     })
     .await;
 }
@@ -120,9 +120,9 @@ async fn old_versions_are_skipped_and_gaps_are_waited_for() {
 /// completes does not; a second message of a version is skipped though the first one failed.
 #[tokio::test(flavor = "multi_thread")]
 async fn versions_of_one_batch_count_when_they_complete() {
-    both(async |world| {
-        let consumer = world.simple(TRAIL, &guarded("first = 1")).await;
-        let host = world.host(&consumer);
+    both(async |fixture| {
+        let consumer = fixture.simple(TRAIL, &guarded("first = 1")).await;
+        let host = fixture.host(&consumer);
         let batch = [
             version(0, "k3", "k", 3, ""),
             version(1, "k1", "k", 1, ""),
@@ -134,7 +134,7 @@ async fn versions_of_one_batch_count_when_they_complete() {
             version(7, "x1-again", "x", 1, ""),
         ];
         deliver(&host, &batch).await;
-        let states = reasons(&world).await;
+        let states = reasons(&fixture).await;
         let of = |id: &str| {
             states
                 .iter()
@@ -149,19 +149,19 @@ async fn versions_of_one_batch_count_when_they_complete() {
         );
         assert_ne!(of("k2-again"), "skipped", "version 2 is not made yet");
         assert_eq!(of("x2"), "received", "the gap closed in the same transaction");
-        world
+        fixture
             .execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'k2'")
             .await;
-        while sweep(&world, &consumer).await
-            + i64::from(step(&world.host(&consumer)).await.unwrap() > 0)
+        while sweep(&fixture, &consumer).await
+            + i64::from(step(&fixture.host(&consumer)).await.unwrap() > 0)
             > 0
         {}
-        let trail = trail(&world, &consumer).await;
+        let trail = trail(&fixture, &consumer).await;
         let of_k: Vec<_> =
             trail.iter().filter(|id| id.starts_with('k')).map(|id| &id[..2]).collect();
         assert_eq!(of_k, ["k1", "k2", "k3", "k4"], "{trail:?}");
         assert_eq!(trail.iter().filter(|id| id.starts_with('x')).collect::<Vec<_>>(), ["x1", "x2"]);
-        world.finish().await;
+        fixture.finish().await;
     })
     .await;
 }
@@ -171,27 +171,27 @@ async fn versions_of_one_batch_count_when_they_complete() {
 /// behind it. S1-045, S1-062.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gap_that_stays_open_is_parked_and_cured() {
-    let world = World::new().await;
-    let consumer = world.simple(TRAIL, &guarded("first = 1, gap_wait_ms = 60000")).await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple(TRAIL, &guarded("first = 1, gap_wait_ms = 60000")).await;
+    let host = fixture.host(&consumer);
     deliver(
         &host,
         &[version(0, "k2", "k", 2, ""), version(1, "k3", "k", 3, ""), version(2, "x2", "x", 2, "")],
     )
     .await;
-    world.retry_until_settled(&host).await;
+    fixture.retry_until_settled(&host).await;
     let wait = "SELECT count(*) FROM oncebox.inbox WHERE waits_until BETWEEN now() + interval '50 \
         s' AND now() + interval '60 s'";
-    assert_eq!(world.number(wait).await, 3);
-    overdue(&world).await;
-    assert_eq!(sweep(&world, &consumer).await, 2, "the first of each key");
-    world.retry_until_settled(&host).await;
+    assert_eq!(fixture.number(wait).await, 3);
+    overdue(&fixture).await;
+    assert_eq!(sweep(&fixture, &consumer).await, 2, "the first of each key");
+    fixture.retry_until_settled(&host).await;
     // S1-045, S1-062.
     check_reasons(
-        &reasons(&world).await,
+        &reasons(&fixture).await,
         &[("k2", "parked", "gap"), ("k3", "waiting", "gap"), ("x2", "parked", "gap")],
     );
-    let row = world.row(&consumer, "k2").await;
+    let row = fixture.row(&consumer, "k2").await;
     assert_eq!(
         row.last_error.as_deref(),
         Some("it makes version 2, and its aggregate is at version 0")
@@ -200,27 +200,27 @@ async fn a_gap_that_stays_open_is_parked_and_cured() {
 
     // One comes after all, and one is given up.
     deliver(&host, &[version(3, "k1", "k", 1, "")]).await;
-    redrive(&world, &consumer, "x2").await;
-    world.retry_until_settled(&host).await;
+    redrive(&fixture, &consumer, "x2").await;
+    fixture.retry_until_settled(&host).await;
     deliver(&host, &[version(4, "x1", "x", 1, ""), version(5, "x3", "x", 3, "")]).await;
-    let trail = trail(&world, &consumer).await;
+    let trail = trail(&fixture, &consumer).await;
     assert_eq!(
         trail.iter().filter(|id| id.starts_with('k')).collect::<Vec<_>>(),
         ["k1", "k2", "k3"]
     );
     assert_eq!(trail.iter().filter(|id| id.starts_with('x')).collect::<Vec<_>>(), ["x2", "x3"]);
-    assert_eq!(world.row(&consumer, "x1").await.reason.as_deref(), Some("old_version"));
-    world.finish().await;
+    assert_eq!(fixture.row(&consumer, "x1").await.reason.as_deref(), Some("old_version"));
+    fixture.finish().await;
 }
 
 /// What could go wrong: a version that will never run holds its aggregate as a gap, although a
 /// person, or the policy, is done with it.
 #[tokio::test(flavor = "multi_thread")]
 async fn versions_that_are_given_up_leave_no_gap() {
-    let world = World::new().await;
+    let fixture = InboxFixture::new().await;
     let consumer =
-        world.simple(TRAIL, &format!("{}\nno_route = 'skip'", guarded("first = 1"))).await;
-    let host = world.host(&consumer);
+        fixture.simple(TRAIL, &format!("{}\nno_route = 'skip'", guarded("first = 1"))).await;
+    let host = fixture.host(&consumer);
     let mut nobody = version(2, "x1", "x", 1, "");
     nobody.headers.push(("type".to_owned(), b"nobody".to_vec()));
     let log = [
@@ -230,29 +230,29 @@ async fn versions_that_are_given_up_leave_no_gap() {
         version(3, "x2", "x", 2, ""),
     ];
     deliver(&host, &log).await;
-    discard(&world, &consumer, "k1").await;
-    world.retry_until_settled(&host).await;
+    discard(&fixture, &consumer, "k1").await;
+    fixture.retry_until_settled(&host).await;
     // Nobody waited for its key, so that the one behind it is found by the next look.
-    sweep(&world, &consumer).await;
-    world.retry_until_settled(&host).await;
-    let mut trail = trail(&world, &consumer).await;
+    sweep(&fixture, &consumer).await;
+    fixture.retry_until_settled(&host).await;
+    let mut trail = trail(&fixture, &consumer).await;
     trail.sort();
     assert_eq!(trail, ["k2", "x2"]);
-    world.finish().await;
+    fixture.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_can_go_on_over_a_gap() {
-    let world = World::new().await;
-    let consumer = world.simple(TRAIL, &guarded("first = 1, gap = 'proceed'")).await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple(TRAIL, &guarded("first = 1, gap = 'proceed'")).await;
+    let host = fixture.host(&consumer);
     deliver(&host, &[version(0, "k3", "k", 3, ""), version(1, "k4", "k", 4, "")]).await;
-    overdue(&world).await;
-    assert_eq!(sweep(&world, &consumer).await, 1);
-    world.retry_until_settled(&host).await;
+    overdue(&fixture).await;
+    assert_eq!(sweep(&fixture, &consumer).await, 1);
+    fixture.retry_until_settled(&host).await;
     deliver(&host, &[version(2, "k1", "k", 1, ""), version(3, "k5", "k", 5, "")]).await;
-    assert_eq!(trail(&world, &consumer).await, ["k3", "k4", "k5"]);
-    world.finish().await;
+    assert_eq!(trail(&fixture, &consumer).await, ["k3", "k4", "k5"]);
+    fixture.finish().await;
 }
 
 /// What could go wrong: a message that ran over its gap, and failed, waits for the gap again before
@@ -261,35 +261,35 @@ async fn a_policy_can_go_on_over_a_gap() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_ran_over_a_gap_does_not_wait_for_it_again() {
     for gap in ["proceed", "park"] {
-        let world = World::new().await;
-        let consumer = world
+        let fixture = InboxFixture::new().await;
+        let consumer = fixture
             .simple(
                 TRAIL,
                 &guarded(&format!("first = 1, gap = '{gap}'"))
                     .replace("retry = {", "retry = { attempts_max = 2,"),
             )
             .await;
-        let host = world.host(&consumer);
+        let host = fixture.host(&consumer);
         deliver(&host, &[version(0, "k3", "k", 3, "trap"), version(1, "k4", "k", 4, "")]).await;
-        overdue(&world).await;
-        assert_eq!(sweep(&world, &consumer).await, 1);
-        world.retry_until_settled(&host).await;
+        overdue(&fixture).await;
+        assert_eq!(sweep(&fixture, &consumer).await, 1);
+        fixture.retry_until_settled(&host).await;
         if gap == "park" {
-            assert_eq!(world.row(&consumer, "k3").await.state(), ("parked", Some("gap"), 0));
-            redrive(&world, &consumer, "k3").await;
-            world.retry_until_settled(&host).await;
+            assert_eq!(fixture.row(&consumer, "k3").await.state(), ("parked", Some("gap"), 0));
+            redrive(&fixture, &consumer, "k3").await;
+            fixture.retry_until_settled(&host).await;
         }
         for _ in 0..2 {
             assert_eq!(
-                world.row(&consumer, "k3").await.state(),
+                fixture.row(&consumer, "k3").await.state(),
                 ("failed_terminal", Some("trap"), 2),
                 "{gap}"
             );
-            redrive(&world, &consumer, "k3").await;
-            world.retry_until_settled(&host).await;
+            redrive(&fixture, &consumer, "k3").await;
+            fixture.retry_until_settled(&host).await;
         }
-        discard(&world, &consumer, "k3").await;
-        world.finish().await;
+        discard(&fixture, &consumer, "k3").await;
+        fixture.finish().await;
     }
 }
 
@@ -297,17 +297,17 @@ async fn what_ran_over_a_gap_does_not_wait_for_it_again() {
 /// or one that ran before there was a gap passes what is missing.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_what_was_let_to_runs_over_a_gap() {
-    let world = World::new().await;
-    let consumer = world.simple(TRAIL, &format!("ack = 'after_insert'\n{}", guarded(""))).await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple(TRAIL, &format!("ack = 'after_insert'\n{}", guarded(""))).await;
+    let host = fixture.host(&consumer);
     deliver(&host, &[version(0, "k3", "k", 3, "")]).await;
-    world.retry_until_settled(&host).await;
+    fixture.retry_until_settled(&host).await;
     deliver(
         &host,
         &[version(1, "k5", "k", 5, ""), version(2, "x5", "x", 5, "before 2 retry 60000")],
     )
     .await;
-    world
+    fixture
         .execute(
             "UPDATE oncebox.inbox SET status = 'in_progress', attempts = 1, epoch = 1, \
                 next_attempt_at = NULL, \
@@ -315,16 +315,18 @@ async fn only_what_was_let_to_runs_over_a_gap() {
         )
         .await;
     while step(&host).await.unwrap() > 0 {}
-    assert_eq!(world.row(&consumer, "k5").await.state(), ("waiting", Some("gap"), 1));
-    assert_eq!(world.row(&consumer, "x5").await.status, "failed_retryable");
+    assert_eq!(fixture.row(&consumer, "k5").await.state(), ("waiting", Some("gap"), 1));
+    assert_eq!(fixture.row(&consumer, "x5").await.status, "failed_retryable");
     deliver(&host, &[version(3, "x3", "x", 3, "")]).await;
     while step(&host).await.unwrap() > 0 {}
-    world.execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'x5'").await;
+    fixture
+        .execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'x5'")
+        .await;
     while step(&host).await.unwrap() > 0 {}
-    assert_eq!(world.row(&consumer, "x5").await.state(), ("waiting", Some("gap"), 1));
+    assert_eq!(fixture.row(&consumer, "x5").await.state(), ("waiting", Some("gap"), 1));
     deliver(&host, &[version(4, "k4", "k", 4, ""), version(5, "x4", "x", 4, "")]).await;
-    world.retry_until_settled(&host).await;
-    let trail = trail(&world, &consumer).await;
+    fixture.retry_until_settled(&host).await;
+    let trail = trail(&fixture, &consumer).await;
     assert_eq!(
         trail.iter().filter(|id| id.starts_with('k')).collect::<Vec<_>>(),
         ["k3", "k4", "k5"]
@@ -333,7 +335,7 @@ async fn only_what_was_let_to_runs_over_a_gap() {
         trail.iter().filter(|id| id.starts_with('x')).collect::<Vec<_>>(),
         ["x3", "x4", "x5"]
     );
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: what is kept without having run holds an aggregate that is past it; a
@@ -341,9 +343,9 @@ async fn only_what_was_let_to_runs_over_a_gap() {
 /// again when its rows are gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_has_no_place_any_more_holds_nothing() {
-    let world = World::new().await;
-    let consumer = world.simple(TRAIL, &guarded("first = 1")).await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple(TRAIL, &guarded("first = 1")).await;
+    let host = fixture.host(&consumer);
     let of_nobody = |offset, id: &str, number| {
         let mut record = version(offset, id, "k", number, "");
         record.headers.push(("type".to_owned(), b"nobody".to_vec()));
@@ -355,7 +357,7 @@ async fn what_has_no_place_any_more_holds_nothing() {
     )
     .await;
     deliver(&host, &[version(0, "k1", "k", 1, "# another payload")]).await;
-    let states = reasons(&world).await;
+    let states = reasons(&fixture).await;
     assert_eq!(
         states[2..4],
         [
@@ -373,7 +375,7 @@ async fn what_has_no_place_any_more_holds_nothing() {
         as_of: None,
         limit: 10,
     };
-    let done = world.admin.act_on_messages("acme", "orders", &again).await.unwrap();
+    let done = fixture.admin.act_on_messages("acme", "orders", &again).await.unwrap();
     assert_eq!((done.changed, done.left), (0, 0), "it has no place in the order");
 
     deliver(
@@ -385,25 +387,27 @@ async fn what_has_no_place_any_more_holds_nothing() {
         ],
     )
     .await;
-    discard(&world, &consumer, "given up").await;
-    discard(&world, &consumer, "too").await;
+    discard(&fixture, &consumer, "given up").await;
+    discard(&fixture, &consumer, "too").await;
     assert_eq!(step(&host).await.unwrap(), 1);
-    assert_eq!(world.row(&consumer, "k5").await.status, "failed_retryable");
-    world.execute("DELETE FROM oncebox.inbox WHERE status = 'discarded'").await;
-    world.execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'k5'").await;
+    assert_eq!(fixture.row(&consumer, "k5").await.status, "failed_retryable");
+    fixture.execute("DELETE FROM oncebox.inbox WHERE status = 'discarded'").await;
+    fixture
+        .execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'k5'")
+        .await;
     assert_eq!(step(&host).await.unwrap(), 1);
-    assert_eq!(world.row(&consumer, "k5").await.state(), ("failed_retryable", Some("retry"), 2));
-    discard(&world, &consumer, "k5").await;
-    world.finish().await;
+    assert_eq!(fixture.row(&consumer, "k5").await.state(), ("failed_retryable", Some("retry"), 2));
+    discard(&fixture, &consumer, "k5").await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: the largest of numbers has no next one, and its aggregate stops its
 /// partition.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_largest_version_holds_nothing_up() {
-    let world = World::new().await;
-    let consumer = world.simple(TRAIL, &guarded("")).await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple(TRAIL, &guarded("")).await;
+    let host = fixture.host(&consumer);
     let log = [
         version(0, "last", "k", i64::MAX - 1, ""),
         version(1, "behind", "k", i64::MAX, ""),
@@ -412,22 +416,23 @@ async fn the_largest_version_holds_nothing_up() {
         version(4, "gap", "x", i64::MAX - 1, ""),
     ];
     deliver(&host, &log).await;
-    let statuses: Vec<_> = reasons(&world).await.into_iter().map(|(_, status, _)| status).collect();
+    let statuses: Vec<_> =
+        reasons(&fixture).await.into_iter().map(|(_, status, _)| status).collect();
     assert_eq!(statuses, ["completed", "parked", "skipped", "completed", "waiting"]);
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a record without a version, or of no aggregate, runs outside of every
 /// sequence.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_without_a_place_is_parked() {
-    let world = World::new().await;
-    let consumer = world.simple(TRAIL, &guarded("")).await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple(TRAIL, &guarded("")).await;
+    let host = fixture.host(&consumer);
     let mut bad = keyed(2, "c", "k", "");
     bad.headers.push(("v".to_owned(), b"next".to_vec()));
     deliver(&host, &[keyed(0, "a", "k", ""), version(1, "b", "", 1, ""), bad]).await;
-    let found: Vec<_> = reasons(&world)
+    let found: Vec<_> = reasons(&fixture)
         .await
         .into_iter()
         .map(|(_, status, reason)| format!("{status} {reason}"))
@@ -439,7 +444,7 @@ async fn a_message_without_a_place_is_parked() {
             9223372036854775806",
     ];
     assert_eq!(found, expected);
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: any of it, in an order that nobody thought of. Versions of six aggregates
@@ -450,9 +455,9 @@ async fn shuffled_versions_take_effect_in_their_sequence() {
         let seed = rand::random();
         println!("{ack}: seed {seed}");
         let mut rng = StdRng::seed_from_u64(seed);
-        let world = World::new().await;
+        let fixture = InboxFixture::new().await;
         let consumer =
-            world.simple(TRAIL, &format!("{}\nack = '{ack}'", guarded("first = 1"))).await;
+            fixture.simple(TRAIL, &format!("{}\nack = '{ack}'", guarded("first = 1"))).await;
         let mut versions: Vec<_> =
             (1..=20_i64).flat_map(|version| (0..6).map(move |key| (version, key))).collect();
         versions.extend(versions.clone());
@@ -477,7 +482,7 @@ async fn shuffled_versions_take_effect_in_their_sequence() {
             partitions[partition].push(Record { partition: partition as i32, ..record });
         }
         let drives = partitions.iter().enumerate().map(|(place, records)| {
-            let host = world.host(&consumer);
+            let host = fixture.host(&consumer);
             async move {
                 let mut partition = PartitionInbox::open(host, "t", place as i32, 0).await.unwrap();
                 drive(&mut partition, records).await;
@@ -485,9 +490,9 @@ async fn shuffled_versions_take_effect_in_their_sequence() {
             }
         });
         futures::future::join_all(drives).await;
-        let host = world.host(&consumer);
-        while sweep(&world, &consumer).await + i64::from(step(&host).await.unwrap() > 0) > 0
-            || world
+        let host = fixture.host(&consumer);
+        while sweep(&fixture, &consumer).await + i64::from(step(&host).await.unwrap() > 0) > 0
+            || fixture
                 .number(
                     "SELECT count(*) FROM oncebox.inbox WHERE status IN ('received', \
                 'failed_retryable', 'waiting')",
@@ -496,7 +501,7 @@ async fn shuffled_versions_take_effect_in_their_sequence() {
                 > 0
         {}
         let mut of_keys: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for id in trail(&world, &consumer).await {
+        for id in trail(&fixture, &consumer).await {
             let (key, number) = id.split_once('-').unwrap();
             of_keys.entry(key.to_owned()).or_default().push(number.to_owned());
         }
@@ -506,6 +511,6 @@ async fn shuffled_versions_take_effect_in_their_sequence() {
             // S1-021.
             assert_eq!(of_key, expected, "key {key}, seed {seed}");
         }
-        world.finish().await;
+        fixture.finish().await;
     }
 }

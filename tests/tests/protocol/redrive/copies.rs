@@ -27,42 +27,42 @@ pub(super) fn mixed(messages: usize) -> Load {
 /// S0-041, S1-059, S3-023.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_dead_letter_is_copied_whoever_dies() {
-    let scenario = Scenario::with(Options { copies: true, ..Options::default() }).await.unwrap();
+    let fixture = HostFixture::with(Options { copies: true, ..Options::default() }).await.unwrap();
     let load = mixed(60);
-    scenario.send(&load).await.unwrap();
+    fixture.send(&load).await.unwrap();
     let letters: BTreeMap<_, _> =
         load.messages().into_iter().filter(|(_, message)| message.work != Work::Pay).collect();
 
-    let victim = scenario.start("a", &[("ONCEBOX_FAILPOINT", COPY_POINTS[0])]).unwrap();
+    let victim = fixture.start("a", &[("ONCEBOX_FAILPOINT", COPY_POINTS[0])]).unwrap();
     victim.wait_exit(Duration::from_secs(30)).await.unwrap();
-    let before = scenario.copies().await.unwrap().len();
+    let before = fixture.copies().await.unwrap().len();
     assert!(before > 0, "the brokers have some");
     assert_eq!(
-        scenario
+        fixture
             .number("SELECT count(*) FROM oncebox.inbox WHERE copied_at IS NOT NULL")
             .await
             .unwrap(),
         0,
         "no row says so"
     );
-    assert_eq!(scenario.number("SELECT count(*) FROM oncebox.copying").await.unwrap(), 1);
-    scenario.execute("UPDATE oncebox.copying SET until = now()").await.unwrap();
+    assert_eq!(fixture.number("SELECT count(*) FROM oncebox.copying").await.unwrap(), 1);
+    fixture.execute("UPDATE oncebox.copying SET until = now()").await.unwrap();
 
-    let hosts = ["a", "b"].map(|name| scenario.start(name, &[]).unwrap());
+    let hosts = ["a", "b"].map(|name| fixture.start(name, &[]).unwrap());
     const COPIED: &str = "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND \
         copied_at = processed_at";
-    scenario.until(COPIED, letters.len() as i64).await.unwrap();
-    let copies = scenario.copies().await.unwrap();
+    fixture.until(COPIED, letters.len() as i64).await.unwrap();
+    let copies = fixture.copies().await.unwrap();
     // S0-041, S3-023.
-    check_copies(&copies, &letters, &scenario.tenant.name);
+    check_copies(&copies, &letters, &fixture.tenant.name);
     assert_eq!(
         copies.len(),
         before + letters.len(),
         "what was not noted is copied again, and nothing else"
     );
 
-    let tenant = scenario.tenant.name.clone();
-    scenario
+    let tenant = fixture.tenant.name.clone();
+    fixture
         .ok(&[
             "inbox",
             "redrive",
@@ -79,9 +79,9 @@ async fn every_dead_letter_is_copied_whoever_dies() {
     let last = "SELECT count(*) FROM oncebox.inbox WHERE copied_at = processed_at AND processed_at \
         > \
         (SELECT max(at) FROM oncebox.inbox_history WHERE event = 'redriven')";
-    scenario.until(last, letters.len() as i64).await.unwrap();
+    fixture.until(last, letters.len() as i64).await.unwrap();
     assert_eq!(
-        scenario.copies().await.unwrap().len(),
+        fixture.copies().await.unwrap().len(),
         before + 2 * letters.len(),
         "what failed again is copied again, by one host"
     );
@@ -89,7 +89,7 @@ async fn every_dead_letter_is_copied_whoever_dies() {
     for host in hosts {
         host.stop().await.unwrap();
     }
-    scenario.check().await.unwrap();
+    fixture.check().await.unwrap();
 }
 
 fn check_copies(copies: &[OwnedMessage], letters: &BTreeMap<&str, &Message>, tenant: &str) {
@@ -129,27 +129,25 @@ fn check_copies(copies: &[OwnedMessage], letters: &BTreeMap<&str, &Message>, ten
 /// brokers that are not there hold up the consumer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_letter_that_is_too_large_is_copied_without_its_payload() {
-    let scenario = Scenario::with(Options { copies: true, ..Options::default() }).await.unwrap();
-    let producer: FutureProducer = ClientConfig::new()
-        .set("bootstrap.servers", scenario.kafka().bootstrap())
-        .create()
-        .unwrap();
+    let fixture = HostFixture::with(Options { copies: true, ..Options::default() }).await.unwrap();
+    let producer: FutureProducer =
+        ClientConfig::new().set("bootstrap.servers", fixture.kafka().bootstrap()).create().unwrap();
     let payloads = ["small".to_owned(), "x".repeat(30_000), "too".to_owned()];
     for payload in &payloads {
         producer
             .send(
-                FutureRecord::<(), _>::to(&scenario.topic).partition(0).payload(payload),
+                FutureRecord::<(), _>::to(&fixture.topic).partition(0).payload(payload),
                 Duration::from_secs(10),
             )
             .await
             .unwrap();
     }
-    let host = scenario.start("a", &[]).unwrap();
-    scenario
+    let host = fixture.start("a", &[]).unwrap();
+    fixture
         .until("SELECT count(*) FROM oncebox.inbox WHERE copied_at = processed_at", 3)
         .await
         .unwrap();
-    let copies = scenario.copies().await.unwrap();
+    let copies = fixture.copies().await.unwrap();
     let mut found: Vec<_> = copies
         .iter()
         .map(|copy| (copy.payload().map(<[u8]>::len), header(copy, "oncebox-payload")))
@@ -164,19 +162,19 @@ async fn a_letter_that_is_too_large_is_copied_without_its_payload() {
 
     // The topic goes: the consumer works on, what is to be copied waits, and is copied when there
     // is a topic again.
-    let dead = format!("{}.dead", scenario.topic);
-    scenario.kafka().delete_topic(&dead).await.unwrap();
-    scenario.send(&Load::of([Work::Reject, Work::Pay]).named("later")).await.unwrap();
-    scenario
+    let dead = format!("{}.dead", fixture.topic);
+    fixture.kafka().delete_topic(&dead).await.unwrap();
+    fixture.send(&Load::of([Work::Reject, Work::Pay]).named("later")).await.unwrap();
+    fixture
         .until("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'", 1)
         .await
         .unwrap();
     host.until_metric("oncebox_dead_letter_copies_failed_total", &[], 1.0).await.unwrap();
-    scenario.kafka().create_topic(&dead, 1, &[]).await.unwrap();
-    scenario
+    fixture.kafka().create_topic(&dead, 1, &[]).await.unwrap();
+    fixture
         .until("SELECT count(*) FROM oncebox.inbox WHERE copied_at = processed_at", 4)
         .await
         .unwrap();
-    assert_eq!(scenario.copies().await.unwrap().len(), 1);
+    assert_eq!(fixture.copies().await.unwrap().len(), 1);
     host.stop().await.unwrap();
 }

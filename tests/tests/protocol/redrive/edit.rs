@@ -4,61 +4,61 @@ use super::*;
 use chrono::{DateTime, Utc};
 
 async fn edit(
-    world: &World,
+    fixture: &InboxFixture,
     id: &str,
     payload: &str,
     as_of: Option<DateTime<Utc>>,
 ) -> Result<(), String> {
     let edit = Edit { payload: payload.into(), reason: "a typo".to_owned(), as_of };
-    world.admin.edit_message("acme", "orders", id, &edit).await.map_err(|error| error.to_string())
+    fixture.admin.edit_message("acme", "orders", id, &edit).await.map_err(|error| error.to_string())
 }
 
 /// What could go wrong: a mended message is a new one to the inbox, what came is lost, or its
 /// redelivery is taken for another payload. S1-059, S1-060, S0-042.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_edited_letter_is_the_same_message() {
-    let world = World::new().await;
-    let consumer = world.simple("", QUICK).await;
-    let host = world.host(&consumer);
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", QUICK).await;
+    let host = fixture.host(&consumer);
     let mut letter = record(0, "a", "reject");
     letter.headers.push(("causation".to_owned(), b"c-1".to_vec()));
     deliver(&host, std::slice::from_ref(&letter)).await;
-    let before = world.row(&consumer, "a").await;
+    let before = fixture.row(&consumer, "a").await;
     assert_eq!(before.state(), ("failed_terminal", Some("reject"), 1));
 
-    edit(&world, "a", "park", None).await.unwrap();
-    assert_eq!(world.row(&consumer, "a").await.state(), ("received", None, 0));
-    let twice = edit(&world, "a", "park", None).await.unwrap_err();
+    edit(&fixture, "a", "park", None).await.unwrap();
+    assert_eq!(fixture.row(&consumer, "a").await.state(), ("received", None, 0));
+    let twice = edit(&fixture, "a", "park", None).await.unwrap_err();
     assert!(
         twice.contains("message `a` of `acme/orders` is received; only dead letters"),
         "{twice}"
     );
     let failed_at: DateTime<Utc> =
-        sqlx::query_scalar("SELECT now()").fetch_one(&world.pool).await.unwrap();
-    world.retry_until_settled(&host).await;
-    assert_eq!(world.row(&consumer, "a").await.state(), ("parked", Some("park"), 1));
-    let again = edit(&world, "a", "park", Some(failed_at)).await.unwrap_err();
+        sqlx::query_scalar("SELECT now()").fetch_one(&fixture.pool).await.unwrap();
+    fixture.retry_until_settled(&host).await;
+    assert_eq!(fixture.row(&consumer, "a").await.state(), ("parked", Some("park"), 1));
+    let again = edit(&fixture, "a", "park", Some(failed_at)).await.unwrap_err();
     assert!(
         again.contains("became a dead letter again"),
         "what is sent again does not meet what failed since: {again}"
     );
-    edit(&world, "a", "result 7", None).await.unwrap();
-    world.retry_until_settled(&host).await;
+    edit(&fixture, "a", "result 7", None).await.unwrap();
+    fixture.retry_until_settled(&host).await;
 
-    let row = world.row(&consumer, "a").await;
+    let row = fixture.row(&consumer, "a").await;
     assert_eq!((row.state(), &row.result), (("completed", None, 1), &Some(serde_json::json!(7))));
     assert_eq!((row.offset, &row.payload_hash), (before.offset, &before.payload_hash));
     deliver(&host, &[letter]).await;
     // S1-059, S1-060.
     assert_eq!(
-        (world.rows().await.len(), world.effects(&consumer, "a").await),
+        (fixture.rows().await.len(), fixture.effects(&consumer, "a").await),
         (1, 1),
         "what comes again is what came"
     );
 
     const EDITS: &str = "SELECT edit_number, payload FROM oncebox.inbox_edit WHERE message_id \
         = 'a' ORDER BY edit_number";
-    let edits: Vec<(i32, Vec<u8>)> = sqlx::query_as(EDITS).fetch_all(&world.pool).await.unwrap();
+    let edits: Vec<(i32, Vec<u8>)> = sqlx::query_as(EDITS).fetch_all(&fixture.pool).await.unwrap();
     assert_eq!(edits, [(1, b"reject".to_vec()), (2, b"park".to_vec())]);
     let person = |event: &str, attempt| {
         (event.to_owned(), attempt, Some("a typo".to_owned()), Some("test".to_owned()))
@@ -68,41 +68,45 @@ async fn an_edited_letter_is_the_same_message() {
     let expected =
         [failed("reject"), redriven.clone(), edited.clone(), failed("park"), redriven, edited];
     // S0-042.
-    assert_eq!(history(&world, "a").await, expected);
-    let audit = world.admin.audit_list(Some("acme"), 10).await.unwrap();
+    assert_eq!(history(&fixture, "a").await, expected);
+    let audit = fixture.admin.audit_list(Some("acme"), 10).await.unwrap();
     let of_edits: Vec<_> = audit.iter().filter(|entry| entry.action == "inbox.edit").collect();
     assert_eq!(of_edits.len(), 2);
     assert!(!format!("{of_edits:?}").contains("result 7"), "payloads are no part of the audit log");
-    world.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a payload is given to what cannot run, or the row is left without the one
 /// that it had.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_run_cannot_be_edited() {
-    let world = World::new().await;
-    let consumer = world.simple("", "retry = { backoff_min_ms = 600000, jitter = 'none' }").await;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "retry = { backoff_min_ms = 600000, jitter = 'none' }").await;
     let mut no_id = record(2, "", "");
     no_id.headers.clear();
     let log = [record(0, "done", ""), record(1, "later", "trap"), no_id];
-    deliver(&world.host(&consumer), &log).await;
+    deliver(&fixture.host(&consumer), &log).await;
     let undecodable =
-        world.rows().await.into_iter().find(|row| row.state().0 == "parked").unwrap().message_id;
+        fixture.rows().await.into_iter().find(|row| row.state().0 == "parked").unwrap().message_id;
     for (id, expected) in [
         ("done", "is completed; only"),
         ("later", "is failed_retryable; only"),
         (&undecodable, "was never understood"),
         ("nobody", "no message"),
     ] {
-        let refused = edit(&world, id, "", None).await.unwrap_err();
+        let refused = edit(&fixture, id, "", None).await.unwrap_err();
         assert!(refused.contains(expected), "{id}: {refused}");
     }
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox_edit").await, 0);
-    let keepless = world.consumer(&consumer.tenant, "keepless", "payload = 'none'").await;
-    deliver(&world.host(&keepless), &[record(0, "gone", "reject")]).await;
+    assert_eq!(fixture.number("SELECT count(*) FROM oncebox.inbox_edit").await, 0);
+    let keepless = fixture.consumer(&consumer.tenant, "keepless", "payload = 'none'").await;
+    deliver(&fixture.host(&keepless), &[record(0, "gone", "reject")]).await;
     let edit = Edit { payload: Vec::new(), reason: "a typo".to_owned(), as_of: None };
-    let refused =
-        world.admin.edit_message("acme", "keepless", "gone", &edit).await.unwrap_err().to_string();
+    let refused = fixture
+        .admin
+        .edit_message("acme", "keepless", "gone", &edit)
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(refused.contains("has no record"), "{refused}");
-    world.finish().await;
+    fixture.finish().await;
 }

@@ -17,14 +17,14 @@ use super::{copies::mixed, *};
 /// them; what comes in is not shown, or more than once. S0-042.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_are_exported_and_followed() {
-    let scenario = Scenario::new().await.unwrap();
+    let fixture = HostFixture::new().await.unwrap();
     let load = mixed(1_200);
-    scenario.send(&load).await.unwrap();
-    let host = scenario.start("a", &[]).unwrap();
-    scenario.wait_settled().await.unwrap();
-    let tenant = scenario.tenant.name.clone();
+    fixture.send(&load).await.unwrap();
+    let host = fixture.start("a", &[]).unwrap();
+    fixture.wait_settled().await.unwrap();
+    let tenant = fixture.tenant.name.clone();
     let named = ["--tenant", &tenant, "--consumer", "payments"];
-    scenario
+    fixture
         .ok(&[
             &["inbox", "discard", "--reason", "park", "--because", "they are of no use"],
             &named[..],
@@ -37,7 +37,7 @@ async fn messages_are_exported_and_followed() {
     let export =
         [&["inbox", "export", "--payload", "--output", file.to_str().unwrap()], &named[..]]
             .concat();
-    scenario.ok(&export).await.unwrap();
+    fixture.ok(&export).await.unwrap();
     let exported: Vec<Value> = std::fs::read_to_string(&file)
         .unwrap()
         .lines()
@@ -64,17 +64,17 @@ async fn messages_are_exported_and_followed() {
         load.messages()[rejected["message_id"].as_str().unwrap()].payload()
     );
     assert!(
-        scenario.ok(&export).await.unwrap_err().to_string().contains(".jsonl"),
+        fixture.ok(&export).await.unwrap_err().to_string().contains(".jsonl"),
         "a file that is there is left alone"
     );
-    let some = scenario
+    let some = fixture
         .ok(&[&["inbox", "export", "--status", "failed_terminal"], &named[..]].concat())
         .await
         .unwrap();
     assert_eq!(some.lines().count(), 400);
     assert!(!some.contains("\"payload\":\""), "it was not asked for");
 
-    let mut command: Command = scenario.program().unwrap();
+    let mut command: Command = fixture.program().unwrap();
     command
         .args([&["inbox", "tail", "--json"], &named[..]].concat())
         .stdin(Stdio::null())
@@ -94,13 +94,13 @@ async fn messages_are_exported_and_followed() {
             Ok(line) => break id(line),
             Err(_) => assert!(probes < 100, "it shows nothing"),
         }
-        scenario.send(&Load::of([Work::Pay]).named(&format!("probe{probes}"))).await.unwrap();
+        fixture.send(&Load::of([Work::Pay]).named(&format!("probe{probes}"))).await.unwrap();
         probes += 1;
         sleep(Duration::from_millis(500)).await;
     };
     assert!(first.starts_with("probe"), "{first}");
     let more = Load::of((0..30).map(|_| Work::Pay)).named("more");
-    scenario.send(&more).await.unwrap();
+    fixture.send(&more).await.unwrap();
     let mut seen = BTreeSet::from([first]);
     let deadline = Instant::now() + Duration::from_secs(60);
     while !more.messages().keys().all(|id| seen.contains(*id)) {

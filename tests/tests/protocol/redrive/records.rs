@@ -3,7 +3,7 @@
 
 use oncebox_control::Action;
 use oncebox_model::record::Record;
-use oncebox_tests::inbox::{Row, TestConsumer, World, both, deliver, open, record};
+use oncebox_tests::inbox::{InboxFixture, Row, TestConsumer, both, deliver, open, record};
 
 use super::{act, all, history, these};
 
@@ -34,18 +34,18 @@ fn letters() -> Vec<Record> {
     letters.map(|letter| with(letter, "causation", "c-1")).into()
 }
 
-async fn kept(world: &World, consumer: &TestConsumer) -> Vec<bool> {
+async fn kept(fixture: &InboxFixture, consumer: &TestConsumer) -> Vec<bool> {
     let mut kept = Vec::new();
     for (id, status, reason) in LETTERS {
-        let row = world.row(consumer, id).await;
+        let row = fixture.row(consumer, id).await;
         assert_eq!((row.status.as_str(), row.reason.as_deref()), (status, reason), "{id}");
         kept.push(row.headers.is_some());
     }
     kept
 }
 
-async fn restored(world: &World, id: &str) -> usize {
-    history(world, id).await.iter().filter(|(event, ..)| event == "restored").count()
+async fn restored(fixture: &InboxFixture, id: &str) -> usize {
+    history(fixture, id).await.iter().filter(|(event, ..)| event == "restored").count()
 }
 
 /// What could go wrong: a dead letter whose record was not kept never runs again, though its history
@@ -54,60 +54,60 @@ async fn restored(world: &World, id: &str) -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redelivery_brings_the_record_of_a_dead_letter_back() {
     for ack in ["after_commit", "after_insert"] {
-        both(async |world| a_redelivery_brings_the_record_back(world, ack).await).await;
+        both(async |fixture| a_redelivery_brings_the_record_back(fixture, ack).await).await;
     }
 }
 
-async fn a_redelivery_brings_the_record_back(world: World, ack: &str) {
+async fn a_redelivery_brings_the_record_back(fixture: InboxFixture, ack: &str) {
     let policy = format!("payload = 'none'\nack = '{ack}'\nretry = {{ attempts_max = 1 }}");
-    let consumer = world
+    let consumer = fixture
         .simple("CREATE TABLE taken (n int UNIQUE); INSERT INTO taken VALUES (1);", &policy)
         .await;
-    let host = world.host(&consumer);
+    let host = fixture.host(&consumer);
     deliver(&host, &letters()).await;
-    world.retry_until_settled(&host).await;
-    assert_eq!(kept(&world, &consumer).await, [false; 4], "the policy keeps no record");
+    fixture.retry_until_settled(&host).await;
+    assert_eq!(kept(&fixture, &consumer).await, [false; 4], "the policy keeps no record");
     assert_eq!(
-        act(&world, &consumer, &all(Action::Redrive)).await.changed,
+        act(&fixture, &consumer, &all(Action::Redrive)).await.changed,
         0,
         "there is nothing to run"
     );
-    let found = world.admin.message_history("acme", "orders", "refused").await.unwrap();
+    let found = fixture.admin.message_history("acme", "orders", "refused").await.unwrap();
     assert!(found.next.text.contains("Have it delivered again"), "{}", found.next.text);
 
     // Another payload under the id is a collision, and brings nothing back.
     deliver(&host, &[record(4, "refused", "result 9")]).await;
-    assert_eq!(kept(&world, &consumer).await, [false; 4]);
+    assert_eq!(kept(&fixture, &consumer).await, [false; 4]);
     assert_eq!(
-        world.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'collision'").await,
+        fixture.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'collision'").await,
         1
     );
 
     // As the way out says. Two that come at once bring it back once, and nothing runs.
-    let runs = world.control.runs("refused").len();
-    let (log, hosts) = (letters(), [world.host(&consumer), world.host(&consumer)]);
+    let runs = fixture.control.runs("refused").len();
+    let (log, hosts) = (letters(), [fixture.host(&consumer), fixture.host(&consumer)]);
     tokio::join!(deliver(&hosts[0], &log), deliver(&hosts[1], &log));
-    assert_eq!(kept(&world, &consumer).await, [true; 4]);
+    assert_eq!(kept(&fixture, &consumer).await, [true; 4]);
     assert_eq!(
-        (world.control.runs("refused").len(), world.effects(&consumer, "refused").await),
+        (fixture.control.runs("refused").len(), fixture.effects(&consumer, "refused").await),
         (runs, 0)
     );
     for ((id, ..), letter) in LETTERS.into_iter().zip(&log) {
-        let Row { payload, headers, attempts, .. } = world.row(&consumer, id).await;
+        let Row { payload, headers, attempts, .. } = fixture.row(&consumer, id).await;
         assert_eq!(
             (payload, attempts),
             (letter.payload.clone(), i32::from(!id.starts_with(['u', 't']))),
             "{id}"
         );
-        let shown = world.admin.inbox_show("acme", "orders", id).await.unwrap();
+        let shown = fixture.admin.inbox_show("acme", "orders", id).await.unwrap();
         assert_eq!(
             (shown.is_kept, shown.headers),
             (true, letter.headers.clone()),
             "{id}: {headers:?}"
         );
-        assert_eq!(restored(&world, id).await, 1, "{id}");
+        assert_eq!(restored(&fixture, id).await, 1, "{id}");
     }
-    let found = world.admin.message_history("acme", "orders", "refused").await.unwrap();
+    let found = fixture.admin.message_history("acme", "orders", "refused").await.unwrap();
     assert!(
         found.next.commands.iter().any(|command| command.contains("inbox redrive")),
         "{:?}",
@@ -116,50 +116,50 @@ async fn a_redelivery_brings_the_record_back(world: World, ack: &str) {
 
     // What is redriven completes once, and its record is gone again; so is that of what is
     // discarded.
-    world.execute(format!("DELETE FROM {}.taken", consumer.tenant.schema_name)).await;
-    assert_eq!(act(&world, &consumer, &these(Action::Redrive, &["refused"])).await.changed, 1);
-    assert_eq!(act(&world, &consumer, &these(Action::Discard, &["parked"])).await.changed, 1);
-    world.retry_until_settled(&host).await;
+    fixture.execute(format!("DELETE FROM {}.taken", consumer.tenant.schema_name)).await;
+    assert_eq!(act(&fixture, &consumer, &these(Action::Redrive, &["refused"])).await.changed, 1);
+    assert_eq!(act(&fixture, &consumer, &these(Action::Discard, &["parked"])).await.changed, 1);
+    fixture.retry_until_settled(&host).await;
     deliver(&host, &letters()).await;
     for (id, status) in [("refused", "completed"), ("parked", "discarded")] {
-        let row = world.row(&consumer, id).await;
+        let row = fixture.row(&consumer, id).await;
         assert_eq!((row.status.as_str(), row.headers, row.payload), (status, None, None), "{id}");
-        assert_eq!(restored(&world, id).await, 1, "{id}: a settled message keeps nothing");
+        assert_eq!(restored(&fixture, id).await, 1, "{id}: a settled message keeps nothing");
     }
-    assert_eq!(world.effects(&consumer, "refused").await, 1);
-    world.finish().await;
+    assert_eq!(fixture.effects(&consumer, "refused").await, 1);
+    fixture.finish().await;
 }
 
 /// What could go wrong: the host dies after the record was written, and half of it stays, or it
 /// cannot come again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_comes_back_with_the_commit_or_not_at_all() {
-    both(async |world| {
-        let consumer = world.simple("", "payload = 'none'").await;
-        let host = world.host(&consumer);
+    both(async |fixture| {
+        let consumer = fixture.simple("", "payload = 'none'").await;
+        let host = fixture.host(&consumer);
         let letter = record(0, "a", "park");
         deliver(&host, std::slice::from_ref(&letter)).await;
         let batch = [letter, record(1, "b", "gate g")];
         let (mut partition, records) = (open(&host, 0).await, batch.clone());
         let dying = tokio::spawn(async move { partition.process(&records).await });
-        world.control.gate("g").reached(1).await;
-        let backend = world.control.runs("b")[0].backend;
-        world.execute(format!("SELECT pg_terminate_backend({backend})")).await;
-        world.control.gate("g").open();
+        fixture.control.gate("g").reached(1).await;
+        let backend = fixture.control.runs("b")[0].backend;
+        fixture.execute(format!("SELECT pg_terminate_backend({backend})")).await;
+        fixture.control.gate("g").open();
         assert!(dying.await.unwrap().is_err());
         assert_eq!(
-            (world.row(&consumer, "a").await.headers, restored(&world, "a").await),
+            (fixture.row(&consumer, "a").await.headers, restored(&fixture, "a").await),
             (None, 0)
         );
-        deliver(&world.host(&consumer), &batch).await;
-        world.retry_until_settled(&host).await;
-        let row = world.row(&consumer, "a").await;
+        deliver(&fixture.host(&consumer), &batch).await;
+        fixture.retry_until_settled(&host).await;
+        let row = fixture.row(&consumer, "a").await;
         assert_eq!(
             (row.state(), row.payload.as_deref()),
             (("parked", Some("park"), 1), Some(&b"park"[..]))
         );
-        assert_eq!(restored(&world, "a").await, 1);
-        world.finish().await;
+        assert_eq!(restored(&fixture, "a").await, 1);
+        fixture.finish().await;
     })
     .await;
 }

@@ -9,7 +9,7 @@ use oncebox_admin::{Limits, Mode, wire::Role};
 use oncebox_model::policy::{TOPICS_MAX, topic_fault, topics_fault};
 use serde_json::{Value, json};
 
-use super::desk::{Answer, Desk};
+use super::fixture::{Answer, ApiFixture};
 
 /// Every key of a policy, with a value that is right.
 fn whole() -> Value {
@@ -59,17 +59,17 @@ fn impossible(value: &Value) -> Vec<Value> {
     }
 }
 
-async fn create(desk: &Desk, name: &str, policy: &Value, token: &str) -> Answer {
+async fn create(fixture: &ApiFixture, name: &str, policy: &Value, token: &str) -> Answer {
     let new = json!({ "name": name, "policy": policy }).to_string().into_bytes();
-    desk.send("POST", "/v1/tenants/acme/consumers", new, "application/json", Some(token)).await
+    fixture.send("POST", "/v1/tenants/acme/consumers", new, "application/json", Some(token)).await
 }
 
 /// Every number and text of a policy is bounded, and every list: generated from all of its places.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_of_a_policy_is_without_a_bound() {
-    let desk = Desk::new(Mode::Tokens, Limits::default()).await;
-    let operator = desk.token_of("", Role::Admin);
-    let before = desk.digest().await;
+    let fixture = ApiFixture::new(Mode::Tokens, Limits::default()).await;
+    let operator = fixture.token_of("", Role::Admin);
+    let before = fixture.digest().await;
     let mut places = Vec::new();
     leaves("", &whole(), &mut places);
     assert!(places.len() > 50, "{places:?}");
@@ -82,12 +82,12 @@ async fn nothing_of_a_policy_is_without_a_bound() {
         for bad in impossible(good.pointer(&place).unwrap()) {
             let mut policy = good.clone();
             *policy.pointer_mut(&place).unwrap() = bad.clone();
-            let answer = create(&desk, "evil", &policy, &operator).await;
+            let answer = create(&fixture, "evil", &policy, &operator).await;
             if answer.status.is_server_error() || (!answer.status.is_client_error() && !is_word) {
                 taken.push(format!("{place} = {:.40}: {}", bad.to_string(), answer.status));
             }
             if answer.status.is_success() {
-                desk.remove_consumer("evil").await;
+                fixture.remove_consumer("evil").await;
             }
         }
     }
@@ -98,29 +98,29 @@ async fn nothing_of_a_policy_is_without_a_bound() {
     ] {
         let mut policy = whole();
         *policy.pointer_mut(key).unwrap() = Value::Array(many);
-        let answer = create(&desk, "evil", &policy, &operator).await;
+        let answer = create(&fixture, "evil", &policy, &operator).await;
         if !answer.status.is_client_error() {
             taken.push(format!("{key}: {}", answer.status));
-            desk.remove_consumer("evil").await;
+            fixture.remove_consumer("evil").await;
         }
     }
     let properties: serde_json::Map<_, _> =
         (0..20_000).map(|n| (format!("a{n}"), json!("b"))).collect();
     let mut policy = whole();
     policy["kafka"]["properties"] = Value::Object(properties);
-    if !create(&desk, "evil", &policy, &operator).await.status.is_client_error() {
+    if !create(&fixture, "evil", &policy, &operator).await.status.is_client_error() {
         taken.push("/kafka/properties".to_owned());
-        desk.remove_consumer("evil").await;
+        fixture.remove_consumer("evil").await;
     }
     assert!(taken.is_empty(), "these are taken:\n{}", taken.join("\n"));
     assert_eq!(
-        desk.digest_but_audit().await,
+        fixture.digest_but_audit().await,
         before_but_audit(&before),
         "what is refused changes nothing"
     );
-    let good = create(&desk, "good", &whole(), &operator).await;
+    let good = create(&fixture, "good", &whole(), &operator).await;
     assert_eq!(good.status, StatusCode::CREATED, "{good:?}");
-    desk.finish().await;
+    fixture.finish().await;
 }
 
 fn before_but_audit(digest: &str) -> String {
@@ -135,10 +135,11 @@ fn before_but_audit(digest: &str) -> String {
 /// patterns at all to a tenant's token.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_topic_is_stored_that_could_end_a_host() {
-    let desk = Desk::new(Mode::Tokens, Limits::default()).await;
-    let (operator, theirs) = (desk.token_of("", Role::Admin), desk.token_of("acme", Role::Admin));
+    let fixture = ApiFixture::new(Mode::Tokens, Limits::default()).await;
+    let (operator, theirs) =
+        (fixture.token_of("", Role::Admin), fixture.token_of("acme", Role::Admin));
     let allow = json!({ "topics_allowed": ["*"] }).to_string().into_bytes();
-    let allowed = desk
+    let allowed = fixture
         .send("PATCH", "/v1/tenants/acme/limits", allow, "application/json", Some(&operator))
         .await;
     assert_eq!(allowed.status, StatusCode::OK, "{allowed:?}");
@@ -154,9 +155,13 @@ async fn no_topic_is_stored_that_could_end_a_host() {
     all.extend(["a\nb", "a\u{0}b", "*", "", ".", "..", "ä", "a b"].map(str::to_owned));
     for topic in &all {
         for token in [&operator, &theirs] {
-            let answer =
-                create(&desk, "evil", &json!({ "topics": [topic], "ack": "after_commit" }), token)
-                    .await;
+            let answer = create(
+                &fixture,
+                "evil",
+                &json!({ "topics": [topic], "ack": "after_commit" }),
+                token,
+            )
+            .await;
             assert!(answer.status.is_client_error(), "{:.40}: {answer:?}", topic);
             assert!(
                 answer.body.to_string().len() < 2_000,
@@ -166,34 +171,36 @@ async fn no_topic_is_stored_that_could_end_a_host() {
         }
     }
     let pattern = json!({ "topics": ["^acme\\..*"], "ack": "after_commit" });
-    let refused = create(&desk, "evil", &pattern, &theirs).await;
+    let refused = create(&fixture, "evil", &pattern, &theirs).await;
     assert_eq!(
         refused.status,
         StatusCode::FORBIDDEN,
         "a pattern from a tenant's token: {refused:?}"
     );
-    let made = create(&desk, "given", &pattern, &operator).await;
+    let made = create(&fixture, "given", &pattern, &operator).await;
     assert_eq!(made.status, StatusCode::CREATED, "{made:?}");
-    desk.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a token reads another tenant's topic, since nobody said that it may not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_reads_its_own_topics_until_somebody_says_more() {
-    let desk = Desk::new(Mode::Tokens, Limits::default()).await;
-    let (operator, theirs) = (desk.token_of("", Role::Admin), desk.token_of("acme", Role::Admin));
+    let fixture = ApiFixture::new(Mode::Tokens, Limits::default()).await;
+    let (operator, theirs) =
+        (fixture.token_of("", Role::Admin), fixture.token_of("acme", Role::Admin));
     let policy = |topics: &[&str]| json!({ "topics": topics, "ack": "after_commit" });
     let set = async |name: &str, policy: Value, token: &str| {
         let new = json!({ "policy": policy, "accept": true }).to_string().into_bytes();
-        desk.send(
-            "PUT",
-            &format!("/v1/tenants/acme/consumers/{name}/policy"),
-            new,
-            "application/json",
-            Some(token),
-        )
-        .await
-        .status
+        fixture
+            .send(
+                "PUT",
+                &format!("/v1/tenants/acme/consumers/{name}/policy"),
+                new,
+                "application/json",
+                Some(token),
+            )
+            .await
+            .status
     };
     for (n, topics) in [
         &["payments"][..],
@@ -206,11 +213,11 @@ async fn a_token_reads_its_own_topics_until_somebody_says_more() {
     .into_iter()
     .enumerate()
     {
-        let answer = create(&desk, &format!("spy{n}"), &policy(topics), &theirs).await;
+        let answer = create(&fixture, &format!("spy{n}"), &policy(topics), &theirs).await;
         assert_eq!(answer.status, StatusCode::FORBIDDEN, "{topics:?}: {answer:?}");
     }
     assert_eq!(
-        create(&desk, "own", &policy(&["oncebox.acme.t"]), &theirs).await.status,
+        create(&fixture, "own", &policy(&["oncebox.acme.t"]), &theirs).await.status,
         StatusCode::CREATED
     );
     assert_eq!(
@@ -221,7 +228,7 @@ async fn a_token_reads_its_own_topics_until_somebody_says_more() {
     let seek = json!({ "offsets": [{ "topic": "payments", "partition": 0, "offset": 0 }] })
         .to_string()
         .into_bytes();
-    let sought = desk
+    let sought = fixture
         .send(
             "POST",
             "/v1/tenants/acme/consumers/own/seek",
@@ -245,20 +252,21 @@ async fn a_token_reads_its_own_topics_until_somebody_says_more() {
     // An operator says more.
     let allow = json!({ "topics_allowed": ["pay*"] }).to_string().into_bytes();
     assert_eq!(
-        desk.send("PATCH", "/v1/tenants/acme/limits", allow, "application/json", Some(&operator))
+        fixture
+            .send("PATCH", "/v1/tenants/acme/limits", allow, "application/json", Some(&operator))
             .await
             .status,
         StatusCode::OK
     );
     assert_eq!(
-        create(&desk, "more", &policy(&["payments"]), &theirs).await.status,
+        create(&fixture, "more", &policy(&["payments"]), &theirs).await.status,
         StatusCode::CREATED
     );
     assert_eq!(
-        create(&desk, "less", &policy(&["refunds"]), &theirs).await.status,
+        create(&fixture, "less", &policy(&["refunds"]), &theirs).await.status,
         StatusCode::FORBIDDEN
     );
-    desk.finish().await;
+    fixture.finish().await;
 }
 
 /// Schemas that take as long to compile as schemas may, each its own.
@@ -275,16 +283,16 @@ fn worst(salt: usize) -> Value {
 async fn others_are_answered_while_policies_are_judged() {
     // Each of them is judged in the end, however many are before it.
     let limits = Limits { request_timeout: Duration::from_secs(600), ..Limits::default() };
-    let desk = std::sync::Arc::new(Desk::new(Mode::Tokens, limits).await);
+    let fixture = std::sync::Arc::new(ApiFixture::new(Mode::Tokens, limits).await);
     let (theirs, other) =
-        (desk.token_of("acme", Role::Admin), desk.token_of("other", Role::Viewer));
+        (fixture.token_of("acme", Role::Admin), fixture.token_of("other", Role::Viewer));
     let judged = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
     const MANY: usize = 32;
     let asked: Vec<_> = (0..MANY)
         .map(|n| {
-            let (desk, theirs, judged) = (desk.clone(), theirs.clone(), judged.clone());
+            let (fixture, theirs, judged) = (fixture.clone(), theirs.clone(), judged.clone());
             tokio::spawn(async move {
-                let answer = create(&desk, &format!("heavy{n}"), &worst(n), &theirs).await;
+                let answer = create(&fixture, &format!("heavy{n}"), &worst(n), &theirs).await;
                 judged.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
                 answer
             })
@@ -293,7 +301,7 @@ async fn others_are_answered_while_policies_are_judged() {
     // Another tenant's request comes behind all of them, and is answered before the last.
     tokio::task::yield_now().await;
     for _ in 0..3 {
-        let answer = desk.send("GET", "/v1/whoami", Vec::new(), "", Some(&other)).await;
+        let answer = fixture.send("GET", "/v1/whoami", Vec::new(), "", Some(&other)).await;
         assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
     }
     let before = judged.load(std::sync::atomic::Ordering::SeqCst);
@@ -309,7 +317,7 @@ async fn others_are_answered_while_policies_are_judged() {
     let mut policy = worst(0);
     let one = policy["schemas"]["*"].clone();
     policy["schemas"]["more"] = one;
-    let refused = create(&desk, "heavier", &policy, &theirs).await;
+    let refused = create(&fixture, "heavier", &policy, &theirs).await;
     assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{refused:?}");
     assert!(
         refused
@@ -318,35 +326,37 @@ async fn others_are_answered_while_policies_are_judged() {
             .contains("together they have 128 patterns, and may have at most 64"),
         "{refused:?}"
     );
-    std::sync::Arc::into_inner(desk).unwrap().finish().await;
+    std::sync::Arc::into_inner(fixture).unwrap().finish().await;
 }
 
 /// What could go wrong: a tenant lets its consumer end another host.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_an_operator_resumes_what_ended_a_host() {
-    let desk = Desk::new(Mode::Tokens, Limits::default()).await;
+    let fixture = ApiFixture::new(Mode::Tokens, Limits::default()).await;
     let (operator, theirs) =
-        (desk.token_of("", Role::Operator), desk.token_of("acme", Role::Admin));
-    desk.execute(
-        "INSERT INTO oncebox.consumer_start (consumer_id, deaths, quarantined_revision, \
+        (fixture.token_of("", Role::Operator), fixture.token_of("acme", Role::Admin));
+    fixture
+        .execute(
+            "INSERT INTO oncebox.consumer_start (consumer_id, deaths, quarantined_revision, \
             quarantined_at, quarantined_host) \
          SELECT consumer_id, 1, policy_revision, now(), 'a/1' FROM oncebox.consumer JOIN \
          oncebox.tenant t USING (tenant_id) WHERE t.name = 'acme'",
-    )
-    .await;
+        )
+        .await;
     let path = "/v1/tenants/acme/consumers/orders";
     let show = async || {
-        desk.send("GET", path, Vec::new(), "", Some(&theirs)).await.body["quarantine"].clone()
+        fixture.send("GET", path, Vec::new(), "", Some(&theirs)).await.body["quarantine"].clone()
     };
     let post = async |what: &str, token: &str| {
-        desk.send(
-            "POST",
-            &format!("{path}/{what}"),
-            b"{}".to_vec(),
-            "application/json",
-            Some(token),
-        )
-        .await
+        fixture
+            .send(
+                "POST",
+                &format!("{path}/{what}"),
+                b"{}".to_vec(),
+                "application/json",
+                Some(token),
+            )
+            .await
     };
     assert_eq!(
         (show().await["host"].as_str(), show().await["deaths"].as_i64()),
@@ -370,7 +380,7 @@ async fn only_an_operator_resumes_what_ended_a_host() {
         "{resumed:?}"
     );
     assert!(show().await.is_null());
-    desk.finish().await;
+    fixture.finish().await;
 }
 
 /// What librdkafka does with a pattern, on a stack of a sixteenth of a worker's: whether the C

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::desk::{Desk, sha256};
+use super::fixture::{ApiFixture, sha256};
 
 /// A request that its operation takes.
 #[derive(Clone)]
@@ -42,8 +42,8 @@ impl Body {
 
 impl Step {
     /// Its path, with names that are there.
-    pub fn path(&self, desk: &Desk) -> String {
-        let path = fill(&self.template.replace("{digest}", &self.digest), desk.deployment_id());
+    pub fn path(&self, fixture: &ApiFixture) -> String {
+        let path = fill(&self.template.replace("{digest}", &self.digest), fixture.deployment_id());
         // What is deleted for good is named twice.
         if (self.method, self.template) == ("DELETE", CONSUMER) {
             format!("{path}?confirm=orders")
@@ -88,7 +88,7 @@ pub fn operations() -> BTreeMap<(String, String), String> {
 }
 
 /// An upload of a real component.
-pub fn upload(_: &Desk) -> Step {
+pub fn upload(_: &ApiFixture) -> Step {
     let bytes = include_bytes!("../../../../guest-examples/components/ledger.wasm").to_vec();
     let digest = sha256(&bytes);
     Step {
@@ -99,7 +99,7 @@ pub fn upload(_: &Desk) -> Step {
     }
 }
 
-pub fn steps(desk: &Desk) -> Vec<Step> {
+pub fn steps(fixture: &ApiFixture) -> Vec<Step> {
     let (one, two) = (sha256(b"version 1"), sha256(b"version 2"));
     let get = |template| Step { method: "GET", template, body: Body::None, digest: one.clone() };
     let delete = |template| Step { method: "DELETE", ..get(template) };
@@ -135,7 +135,7 @@ pub fn steps(desk: &Desk) -> Vec<Step> {
         get("/v1/tenants/{tenant}/consumers"),
         post("/v1/tenants/{tenant}/consumers", json!({ "name": "more", "policy": policy.clone() })),
         get(CONSUMER),
-        upload(desk),
+        upload(fixture),
         get("/v1/tenants/{tenant}/handlers"),
         get("/v1/tenants/{tenant}/handlers/{handler}/versions"),
         get("/v1/tenants/{tenant}/handlers/{handler}/versions/{digest}"),

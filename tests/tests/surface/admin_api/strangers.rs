@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    desk::Desk,
+    fixture::ApiFixture,
     wire::{self, DEADLINE, Server, request},
 };
 
@@ -88,9 +88,9 @@ fn slow_body(token: &str) -> String {
 /// those out who have a token, and the halves pile up without a bound.
 #[tokio::test(flavor = "multi_thread")]
 async fn half_heads_keep_nobody_out() {
-    let desk = Desk::new(Mode::Tokens, Limits::default()).await;
-    let server = Server::start(&desk, None).await;
-    let token = desk.token_of("acme", Role::Viewer);
+    let fixture = ApiFixture::new(Mode::Tokens, Limits::default()).await;
+    let server = Server::start(&fixture, None).await;
+    let token = fixture.token_of("acme", Role::Viewer);
     let mut halves = Vec::new();
     for _ in 0..300 {
         halves.push(come(Ipv4Addr::new(127, 0, 0, 2), server.address, HALF_A_HEAD).await);
@@ -133,15 +133,15 @@ async fn half_heads_keep_nobody_out() {
     until_open(&halves, |open| open <= PLACES).await;
     drop(halves);
     server.stop().await;
-    desk.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: the same before there is a head, while TLS is agreed on.
 #[tokio::test(flavor = "multi_thread")]
 async fn half_handshakes_keep_nobody_out() {
-    let desk = Desk::new(Mode::Tokens, Limits::default()).await;
+    let fixture = ApiFixture::new(Mode::Tokens, Limits::default()).await;
     let certificate = wire::self_signed();
-    let server = Server::start(&desk, Some(&certificate)).await;
+    let server = Server::start(&fixture, Some(&certificate)).await;
     let mut halves = Vec::new();
     for _ in 0..300 {
         halves.push(come(Ipv4Addr::new(127, 0, 0, 2), server.address, "\x16\x03\x01").await);
@@ -151,7 +151,7 @@ async fn half_handshakes_keep_nobody_out() {
     let whoami = request(
         "GET",
         "/v1/whoami",
-        &[("authorization", &format!("Bearer {}", desk.token_of("acme", Role::Viewer)))],
+        &[("authorization", &format!("Bearer {}", fixture.token_of("acme", Role::Viewer)))],
         "",
     );
     for _ in 0..5 {
@@ -160,16 +160,16 @@ async fn half_handshakes_keep_nobody_out() {
     }
     drop(halves);
     server.stop().await;
-    desk.finish().await;
+    fixture.finish().await;
 }
 
 /// What could go wrong: a body that never comes is waited for although its sender has no token; one
 /// that has a token is cut off for a stranger, or takes all places.
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_bodies_need_a_token_and_take_half_of_the_places() {
-    let desk = Desk::new(Mode::Tokens, Limits::default()).await;
-    let server = Server::start(&desk, None).await;
-    let token = desk.token_of("acme", Role::Viewer);
+    let fixture = ApiFixture::new(Mode::Tokens, Limits::default()).await;
+    let server = Server::start(&fixture, None).await;
+    let token = fixture.token_of("acme", Role::Viewer);
     let mut strangers = Vec::new();
     for _ in 0..300 {
         strangers
@@ -185,7 +185,7 @@ async fn slow_bodies_need_a_token_and_take_half_of_the_places() {
     until_open(&strangers, |open| open == 0).await;
 
     // Slow ones with a token, from one address: half of the places, and the rest is for others.
-    let body = slow_body(&desk.token_of("acme", Role::Admin));
+    let body = slow_body(&fixture.token_of("acme", Role::Admin));
     let (one, other) = (Ipv4Addr::new(127, 0, 0, 3), Ipv4Addr::new(127, 0, 0, 4));
     let mut slow = fill(&server, one, &body).await;
     assert_eq!((slow.len(), answered(&server, &token).await), (PLACES / 2, 20));
@@ -203,7 +203,7 @@ async fn slow_bodies_need_a_token_and_take_half_of_the_places() {
     drop(slow);
     assert_eq!(answered(&server, &token).await, 20);
     server.stop().await;
-    desk.finish().await;
+    fixture.finish().await;
 }
 
 /// As many requests with a slow body as an address may have, each of them authenticated; one more

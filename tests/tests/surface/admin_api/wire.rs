@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::desk::Desk;
+use super::fixture::ApiFixture;
 
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -99,14 +99,14 @@ pub struct Server {
 }
 
 impl Server {
-    pub async fn start(desk: &Desk, certificate: Option<&Certificate>) -> Self {
+    pub async fn start(fixture: &ApiFixture, certificate: Option<&Certificate>) -> Self {
         let files = certificate.map(|c| (c.certificate.as_path(), c.key.as_path()));
-        let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), files, desk.api.mode())
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), files, fixture.api.mode())
             .await
             .expect("a listener");
         let (address, stop) = (listener.address(), CancellationToken::new());
         let serving =
-            tokio::spawn(listener.serve(desk.api.clone(), stop.clone(), Duration::from_secs(5)));
+            tokio::spawn(listener.serve(fixture.api.clone(), stop.clone(), Duration::from_secs(5)));
         Self { address, stop, serving }
     }
 

@@ -62,7 +62,7 @@ limits = { statements_max = 50, statement_texts_max = 30, statement_bytes_max = 
 rows_max = 100, result_bytes_max = 100000, savepoints_max = 4, log_bytes_max = 60000, \
 outcome_bytes_max = 1000, deadline_ms = 8000 }";
 
-pub struct Stage {
+pub struct HostileFixture {
     pub admin: Admin,
     /// A superuser's.
     pub pool: PgPool,
@@ -88,8 +88,8 @@ pub struct Stage {
     _postgres: PrivatePostgres,
 }
 
-impl Stage {
-    pub async fn set() -> Self {
+impl HostileFixture {
+    pub async fn new() -> Self {
         let dir = program::path()
             .unwrap()
             .ancestors()

@@ -1,4 +1,4 @@
-//! What a host tells of its work, in process: its counters and its log.
+//! The metrics and the log of a host that runs in this process.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +9,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 /// Counters and log of everything that runs on this thread, until it is dropped: for tests whose
 /// runtime has one thread.
-pub struct Told {
+pub struct Telemetry {
     handle: PrometheusHandle,
     lines: Lines,
     _recorder: metrics::LocalRecorderGuard<'static>,
@@ -38,7 +38,7 @@ impl<'a> MakeWriter<'a> for Lines {
     }
 }
 
-impl Default for Told {
+impl Default for Telemetry {
     fn default() -> Self {
         let recorder = Box::leak(Box::new(PrometheusBuilder::new().build_recorder()));
         let (handle, lines) = (recorder.handle(), Lines::default());
@@ -52,7 +52,7 @@ impl Default for Told {
     }
 }
 
-impl Told {
+impl Telemetry {
     /// The sum of a metric's series that have all of these labels.
     pub fn sum(&self, metric: &str, labels: &[(&str, &str)]) -> f64 {
         let rendered = self.handle.render();

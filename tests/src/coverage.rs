@@ -1,5 +1,5 @@
-//! Which states and reasons of messages the suite has come by, for `scripts/states.py` to compare
-//! with the page that says how to get out of each.
+//! The states and reasons of messages that the suite has reached. `scripts/states.py` compares them
+//! with the page that says how to leave each.
 
 use std::{collections::BTreeSet, fs, io::Write, sync::Mutex};
 
@@ -9,16 +9,16 @@ use crate::services::target_dir;
 
 static SEEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// A message was seen in a state, for a reason.
-pub fn saw(status: &str, reason: Option<&str>) {
+/// Records that a message was in a state, for a reason.
+pub fn record_state(status: &str, reason: Option<&str>) {
     note(format!("state {status}"));
     if let Some(reason) = reason {
         note(format!("reason {}", reason.split(':').next().unwrap_or(reason)));
     }
 }
 
-/// Whatever the inboxes of a database hold, and what runs have failed of.
-pub async fn look(pool: &PgPool) {
+/// Records the states and reasons of every message in a database, and of every failed run.
+pub async fn record_inboxes(pool: &PgPool) {
     const REACHED: &str = "SELECT DISTINCT 'state ' || status FROM oncebox.inbox \
         UNION SELECT 'reason ' || split_part(reason, ':', 1) FROM oncebox.inbox WHERE reason IS \
         NOT NULL \

@@ -22,7 +22,7 @@ use oncebox_admin::{
 use oncebox_control::{Admin, NewToken, NewVersion};
 use oncebox_model::policy::Policy;
 use oncebox_runtime::{RuntimeConfig, WasmRuntime};
-use oncebox_tests::inbox::World;
+use oncebox_tests::inbox::InboxFixture;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use sqlx::AssertSqlSafe;
@@ -30,8 +30,8 @@ use tower::ServiceExt;
 
 use super::steps::Step;
 
-pub struct Desk {
-    world: World,
+pub struct ApiFixture {
+    inbox: InboxFixture,
     pub api: Api,
     router: Router,
     tokens: HashMap<(String, Role), String>,
@@ -110,13 +110,13 @@ impl Brokers for OnePartition {
     }
 }
 
-impl Desk {
+impl ApiFixture {
     pub async fn new(mode: Mode, limits: Limits) -> Self {
-        let world = World::new().await;
+        let inbox = InboxFixture::new().await;
         let mut consumer = None;
         for name in ["acme", "other"] {
-            let tenant = world.tenant(name, "").await;
-            consumer = consumer.or(Some(world.consumer(&tenant, "orders", "").await));
+            let tenant = inbox.tenant(name, "").await;
+            consumer = consumer.or(Some(inbox.consumer(&tenant, "orders", "").await));
         }
         let consumer = consumer.expect("two tenants");
         for bytes in [b"version 1", b"version 2"] {
@@ -127,9 +127,9 @@ impl Desk {
                 report: &report,
                 is_compiled: true,
             };
-            world.admin.add_version("acme", "ledger", version).await.expect("a version");
+            inbox.admin.add_version("acme", "ledger", version).await.expect("a version");
         }
-        world
+        inbox
             .execute(format!(
                 "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, \
                     topic, partition, \"offset\", record_timestamp_ms, \
@@ -139,8 +139,8 @@ impl Desk {
                 consumer.row.consumer_id
             ))
             .await;
-        let (tokens, expired, revoked) = tokens(&world.admin).await;
-        world
+        let (tokens, expired, revoked) = tokens(&inbox.admin).await;
+        inbox
             .execute(format!(
                 "UPDATE oncebox.token SET expires_at = now() - interval '1 s' WHERE \
             name = '{EXPIRED}'"
@@ -149,10 +149,10 @@ impl Desk {
         let runtime =
             WasmRuntime::new(RuntimeConfig { instances_max: 1, ..RuntimeConfig::default() })
                 .expect("a runtime");
-        let api = Api::new(world.admin.clone(), Arc::new(Compiling(runtime)), limits, mode)
+        let api = Api::new(fixture.admin.clone(), Arc::new(Compiling(runtime)), limits, mode)
             .with_brokers(Arc::new(OnePartition));
         let router = oncebox_admin::router(api.clone());
-        Self { world, api, router, tokens, expired, revoked, deployment_id: AtomicI64::new(1) }
+        Self { inbox, api, router, tokens, expired, revoked, deployment_id: AtomicI64::new(1) }
     }
 
     /// A token of a role, for a tenant or, without a name, for all.
@@ -256,7 +256,7 @@ impl Desk {
             WHERE c.relkind = 'r' AND n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> \
             'information_schema' ORDER BY 1";
         let tables: Vec<String> =
-            sqlx::query_scalar(TABLES).fetch_all(&self.world.pool).await.expect("tables");
+            sqlx::query_scalar(TABLES).fetch_all(&self.inbox.pool).await.expect("tables");
         assert!(tables.iter().any(|table| table == "oncebox.audit"));
         let mut all = String::new();
         for table in tables {
@@ -264,7 +264,7 @@ impl Desk {
                 "SELECT coalesce(md5(string_agg(t::text, '|' ORDER BY t::text)), '') FROM {table} t"
             );
             let rows: String = sqlx::query_scalar(AssertSqlSafe(sql))
-                .fetch_one(&self.world.pool)
+                .fetch_one(&self.inbox.pool)
                 .await
                 .expect("a digest");
             all += &format!("{table} {rows}\n");
@@ -284,18 +284,18 @@ impl Desk {
 
     /// A statement of a superuser.
     pub async fn execute(&self, sql: &str) {
-        self.world.execute(sql).await;
+        self.inbox.execute(sql).await;
     }
 
     /// Take a consumer's row away, as if it had never been.
     pub async fn remove_consumer(&self, name: &str) {
-        self.world.execute(format!("DELETE FROM oncebox.consumer WHERE name = '{name}'")).await;
+        self.inbox.execute(format!("DELETE FROM oncebox.consumer WHERE name = '{name}'")).await;
     }
 
     pub async fn finish(self) {
         self.api.finish().await;
-        self.world.execute("DELETE FROM oncebox.inbox").await;
-        self.world.finish().await;
+        self.inbox.execute("DELETE FROM oncebox.inbox").await;
+        self.inbox.finish().await;
     }
 }
 

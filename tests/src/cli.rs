@@ -1,5 +1,5 @@
-//! A person's desk: a folder, a database with the host's schema, and the program, which works on
-//! the database itself or through the API of a server.
+//! Commands of the program in a working directory: on a database with the host's schema, or through
+//! the API of a server.
 
 use std::{net::SocketAddr, path::Path, process::Stdio, time::Duration};
 
@@ -18,24 +18,24 @@ use tokio::{
 use crate::{
     inbox,
     postgres::TestDatabase,
-    program::{self, Folder, Said},
+    program::{self, CommandOutput, WorkingDir},
 };
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// How commands reach the inbox.
+/// Access of commands to the inbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Access {
     /// On the database.
     Database,
     /// Through the API of a server, with an admin's token.
     Server,
 }
 
-/// A folder, a database, and a server where there is one.
-pub struct Desk {
+/// A working directory, a database, and a server where a test started one.
+pub struct CliFixture {
     server: Option<Server>,
-    folder: Folder,
+    folder: WorkingDir,
     database: TestDatabase,
     key: String,
 }
@@ -48,21 +48,21 @@ pub struct Server {
     _broker: MockBroker,
 }
 
-impl Desk {
-    /// A new one.
-    pub async fn open(way: Way) -> Self {
-        let mut desk = Self::on_database().await.expect("a desk");
-        if way == Way::Server {
-            desk.start_server(&[]).await.expect("a server");
-            let token = desk.json(&["token", "create", "tester", "--role", "admin"]).await;
+impl CliFixture {
+    /// Prepares a fixture with an access.
+    pub async fn open(access: Access) -> Self {
+        let mut cli = Self::on_database().await.expect("a fixture");
+        if access == Access::Server {
+            cli.start_server(&[]).await.expect("a server");
+            let token = cli.json(&["token", "create", "tester", "--role", "admin"]).await;
             let token = token["token"].as_str().expect("a token").to_owned();
-            let url = desk.server_url();
-            desk.folder.unset("ONCEBOX_DATABASE_URL");
-            desk.folder.unset("ONCEBOX_MASTER_KEY");
-            desk.folder.set("ONCEBOX_SERVER", &url);
-            desk.folder.set("ONCEBOX_TOKEN", &token);
+            let url = cli.server_url();
+            cli.folder.unset("ONCEBOX_DATABASE_URL");
+            cli.folder.unset("ONCEBOX_MASTER_KEY");
+            cli.folder.set("ONCEBOX_SERVER", &url);
+            cli.folder.set("ONCEBOX_TOKEN", &token);
         }
-        desk
+        cli
     }
 
     async fn on_database() -> Result<Self> {
@@ -71,7 +71,7 @@ impl Desk {
         })
         .await?;
         let key = MasterKey::generate();
-        let folder = Folder::new()?
+        let folder = WorkingDir::new()?
             .with("ONCEBOX_DATABASE_URL", database.url())
             .with("ONCEBOX_MASTER_KEY", &key);
         Ok(Self { server: None, folder, database, key })
@@ -130,7 +130,7 @@ impl Desk {
     }
 
     /// The environment of commands.
-    pub fn folder(&mut self) -> &mut Folder {
+    pub fn folder(&mut self) -> &mut WorkingDir {
         &mut self.folder
     }
 
@@ -151,7 +151,7 @@ impl Desk {
     }
 
     /// Run a command.
-    pub async fn run(&self, arguments: &[&str]) -> Said {
+    pub async fn run(&self, arguments: &[&str]) -> CommandOutput {
         self.folder.run(arguments, "").await.expect("the program runs")
     }
 
