@@ -1,6 +1,7 @@
 //! The house rules that a reader relies on, held against the sources of the host. What could go
 //! wrong: one word means two types, files import each other in a circle, a file or a function
-//! outgrows a screen, a comment is a riddle, a page names what is not there.
+//! outgrows a screen, a comment is a riddle, a code or a status is spelled out again, a page names
+//! what is not there.
 //!
 //! `tidy/known.txt` lists the breaches that are still open. A breach beside it fails, and so does a
 //! line of it that is no breach any more: the list only shrinks.
@@ -20,6 +21,29 @@ const CIRCLE_MAX: usize = 3;
 /// How the comment of a function must not begin.
 const RIDDLES: [&str; 8] =
     ["What ", "Whether ", "Who ", "How ", "Why ", "When ", "Where ", "The same"];
+
+/// The file that names SQLSTATEs, and the file that names the statuses of messages.
+const SQLSTATES: &str = "host/model/src/sqlstate.rs";
+const STATUSES: &str = "host/model/src/status.rs";
+/// How a SQLSTATE begins: PostgreSQL's classes, and the class of the schema's own functions. Numbers
+/// of five digits that are none begin otherwise.
+const SQLSTATE_CLASSES: [&str; 35] = [
+    "00", "01", "02", "08", "0A", "0F", "21", "22", "23", "24", "25", "26", "27", "28", "2B", "2D",
+    "2F", "34", "38", "39", "3B", "3D", "3F", "40", "42", "44", "53", "540", "55", "57", "58",
+    "F0", "P0", "XX", "OB",
+];
+/// Statuses of messages: those of the constraint `inbox_status_known`.
+const MESSAGE_STATUSES: [&str; 9] = [
+    "received",
+    "in_progress",
+    "completed",
+    "failed_retryable",
+    "failed_terminal",
+    "parked",
+    "waiting",
+    "skipped",
+    "discarded",
+];
 
 /// A source file of a crate of the host, without its tests.
 struct Source {
@@ -119,6 +143,50 @@ impl Source {
         })
     }
 
+    /// Returns its string literals, as they are written between their quotes.
+    fn literals(&self) -> Vec<String> {
+        let text: Vec<char> = self.lines.join("\n").chars().collect();
+        let (mut found, mut at) = (Vec::new(), 0);
+        while at < text.len() {
+            let next = text.get(at + 1).copied();
+            match text[at] {
+                '/' if next == Some('/') => {
+                    at += text[at..].iter().take_while(|letter| **letter != '\n').count();
+                }
+                '\'' if next == Some('\\') => {
+                    at +=
+                        3 + text[at + 3..].iter().take_while(|letter| **letter != '\'').count() + 1;
+                }
+                '\'' if text.get(at + 2) == Some(&'\'') => at += 3,
+                '"' => {
+                    let hashes =
+                        text[..at].iter().rev().take_while(|letter| **letter == '#').count();
+                    let before = at.checked_sub(hashes + 1).map(|before| text[before]);
+                    let end =
+                        end_of_literal(&text, at + 1, (before == Some('r')).then_some(hashes));
+                    found.push(text[at + 1..end].iter().collect());
+                    at = end + 1;
+                }
+                _ => at += 1,
+            }
+        }
+        found
+    }
+
+    /// Returns the breaches of the rules about literals.
+    fn literal_breaches(&self) -> BTreeSet<String> {
+        let mut found = BTreeSet::new();
+        for literal in self.literals() {
+            if is_sqlstate(&literal) && self.path != SQLSTATES {
+                found.insert(format!("SQLSTATE literal: {literal} in {}", self.path));
+            }
+            if MESSAGE_STATUSES.contains(&&*literal) && self.path != STATUSES {
+                found.insert(format!("status literal: {}", self.path));
+            }
+        }
+        found
+    }
+
     /// The modules of its crate that it imports.
     fn imports(&self) -> BTreeSet<Vec<String>> {
         let mut found = BTreeSet::new();
@@ -142,6 +210,117 @@ impl Source {
         }
         found
     }
+}
+
+/// Returns where a string literal ends. A raw one has a number of hashes and no escapes.
+fn end_of_literal(text: &[char], begin: usize, hashes: Option<usize>) -> usize {
+    let mut at = begin;
+    while at < text.len() {
+        match text[at] {
+            '\\' if hashes.is_none() => at += 1,
+            '"' => {
+                let hashes = hashes.unwrap_or(0);
+                if text[at + 1..].iter().take(hashes).filter(|letter| **letter == '#').count()
+                    == hashes
+                {
+                    return at;
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    text.len()
+}
+
+fn is_sqlstate(literal: &str) -> bool {
+    literal.len() == 5
+        && literal.chars().all(|letter| letter.is_ascii_digit() || letter.is_ascii_uppercase())
+        && SQLSTATE_CLASSES.iter().any(|class| literal.starts_with(class))
+}
+
+/// Returns the texts of the files with an ending in a folder, and below it.
+fn texts(folder: &Path, ending: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(texts(&path, ending));
+        } else if path.extension().is_some_and(|extension| extension == ending) {
+            found.push(fs::read_to_string(path).unwrap());
+        }
+    }
+    found
+}
+
+/// Returns the texts of all migrations and of all functions of the schema.
+fn sql_texts() -> Vec<String> {
+    let mut found = texts(&root().join("migrations"), "sql");
+    for folder in fs::read_dir(root().join("host")).unwrap() {
+        found.extend(texts(&folder.unwrap().path().join("sql"), "sql"));
+    }
+    found
+}
+
+/// Returns the SQL functions that texts define, and how often each is defined.
+fn sql_functions(texts: &[String]) -> BTreeMap<String, usize> {
+    let mut found = BTreeMap::new();
+    for line in texts.iter().flat_map(|text| text.lines()) {
+        let Some(rest) = line.trim_start().strip_prefix("CREATE ") else { continue };
+        let rest = rest.strip_prefix("OR REPLACE ").unwrap_or(rest);
+        if let Some((name, _)) =
+            rest.strip_prefix("FUNCTION ").and_then(|rest| rest.split_once('('))
+        {
+            *found.entry(name.trim().to_owned()).or_default() += 1;
+        }
+    }
+    found
+}
+
+/// Returns the breaches of a page that names SQL functions: those that do not exist, and those that
+/// no code of the host calls. `code` is the text of the host.
+fn function_breaches(path: &str, page: &str, sql: &[String], code: &str) -> Vec<String> {
+    let functions = sql_functions(sql);
+    let is_other = |name: &str| {
+        ["TABLE", "VIEW", "SEQUENCE"].iter().any(|kind| {
+            sql.iter().any(|text| {
+                let defined = format!("CREATE {kind} {name}");
+                text.lines().any(|line| {
+                    line.strip_prefix(&defined).is_some_and(|rest| !rest.starts_with(is_of_name))
+                })
+            })
+        })
+    };
+    let mut found = Vec::new();
+    for named in page.split('`').skip(1).step_by(2) {
+        let name = named.split('(').next().unwrap();
+        let whole = if name.starts_with("oncebox.") || name.starts_with("oncebox_host.") {
+            name.to_owned()
+        } else if let Some(whole) =
+            functions.keys().find(|whole| whole.split_once('.').is_some_and(|(_, it)| it == name))
+        {
+            whole.clone()
+        } else {
+            continue;
+        };
+        if !functions.contains_key(&whole) {
+            if !is_other(&whole) {
+                found.push(format!("SQL function that does not exist: {whole} in {path}"));
+            }
+            continue;
+        }
+        let last = whole.rsplit('.').next().unwrap();
+        let is_called =
+            code.contains(&format!("{whole}(")) || code.contains(&format!("host_call!(\"{last}\""));
+        if !is_called {
+            found.push(format!("SQL function that no code calls: {whole} in {path}"));
+        }
+    }
+    found
+}
+
+fn is_of_name(letter: char) -> bool {
+    letter.is_ascii_alphanumeric() || letter == '_'
 }
 
 /// Adds the paths of a tree such as `a::{b, c::d}`.
@@ -192,6 +371,7 @@ fn breaches() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut types: BTreeMap<(&str, String), Vec<&str>> = BTreeMap::new();
     for source in &sources {
+        found.extend(source.literal_breaches());
         for name in source.types() {
             types.entry((&source.folder, name)).or_default().push(&source.path);
         }
@@ -215,6 +395,18 @@ fn breaches() -> BTreeSet<String> {
         }
     }
     found.extend(circles(&sources));
+    let sql = sql_texts();
+    for (name, times) in sql_functions(&sql) {
+        if times > 1 {
+            found.insert(format!("SQL function defined {times} times: {name}"));
+        }
+    }
+    let code: String =
+        sources.iter().flat_map(|source| [source.lines.join("\n"), "\n".into()]).collect();
+    for path in ["README.md", "host/ARCHITECTURE.md"] {
+        let page = fs::read_to_string(root().join(path)).unwrap();
+        found.extend(function_breaches(path, &page, &sql, &code));
+    }
     found
 }
 
@@ -355,6 +547,36 @@ fn each_rule_sees_its_breach() {
         .collect();
     assert_eq!(circles(&ring), ["circle of 4 files: host/planted"]);
     assert!(circles(&ring[..3]).is_empty());
+
+    let literals = source(
+        &["l"],
+        "// \"parked\" is no literal, nor is '\"'\nlet a = (\"40P01\", '\\'', \"it is \\\"parked\\\"\");\n\
+         let b: &'static str = r#\"a \"waiting\" one\"#;\nlet c = \"SELECT 'parked'\";\nlet d = (\"54321\", \
+         \"discarded\");",
+    );
+    let texts = ["40P01", "it is \\\"parked\\\"", "a \"waiting\" one", "SELECT 'parked'", "54321"];
+    assert_eq!(literals.literals()[..5], texts);
+    let breaches = [
+        "SQLSTATE literal: 40P01 in host/planted/src/l.rs",
+        "status literal: host/planted/src/l.rs",
+    ];
+    assert_eq!(literals.literal_breaches().into_iter().collect::<Vec<_>>(), breaches);
+
+    let sql = [
+        "CREATE FUNCTION oncebox_host.claim(p_id text)\nCREATE TABLE oncebox.consumer (",
+        "CREATE OR REPLACE FUNCTION oncebox_host.claim(p_id text)\nCREATE FUNCTION oncebox.release()",
+    ]
+    .map(str::to_owned);
+    assert_eq!(sql_functions(&sql)["oncebox_host.claim"], 2);
+    let page = "`claim`, `oncebox.consumer`, `oncebox.release`, `oncebox.consume`, `deploy`";
+    let breaches = [
+        "SQL function that no code calls: oncebox.release in a page",
+        "SQL function that does not exist: oncebox.consume in a page",
+    ];
+    let code = "host_call!(\"claim\" { })";
+    assert_eq!(function_breaches("a page", page, &sql, code), breaches);
+    let code = "SELECT oncebox_host.claim($1), oncebox.release()";
+    assert_eq!(function_breaches("a page", page, &sql, code), breaches[1..]);
 
     for (text, is) in [("host/inbox/src/lib.rs", true), ("tests/a b", false), ("inbox", false)] {
         assert_eq!(is_path(text), is, "{text}");
