@@ -9,16 +9,12 @@ use oncebox_server::local::{broker::MockBroker, free_port, process::Child};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use sqlx::AssertSqlSafe;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    time::{Instant, sleep},
-};
 
 use crate::{
-    inbox,
+    http, inbox,
     postgres::TestDatabase,
     program::{self, CommandOutput, WorkingDir},
+    wait,
 };
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -104,19 +100,21 @@ impl CliFixture {
             .stderr(log);
         let child = Child::spawn(command, libc::SIGKILL).context("failed to start a server")?;
         let server = self.server.insert(Server { child, http, api, _broker: broker });
-        let deadline = Instant::now() + DEADLINE;
-        while !server.is_ready().await {
-            let log = || {
-                std::fs::read_to_string(self.folder.dir().join("server.log")).unwrap_or_default()
-            };
-            ensure!(
-                server.child.is_running() && Instant::now() < deadline,
-                "the server does not become ready: {}",
-                log()
-            );
-            sleep(Duration::from_millis(50)).await;
-        }
-        Ok(())
+        let log = self.folder.dir().join("server.log");
+        let text = || {
+            let log = std::fs::read_to_string(&log).unwrap_or_default();
+            format!("the server does not become ready: {log}")
+        };
+        wait::until(
+            DEADLINE,
+            Duration::from_millis(50),
+            async || {
+                ensure!(server.child.is_running(), text());
+                Ok(server.is_ready().await)
+            },
+            async || text(),
+        )
+        .await
     }
 
     /// Whether the server says that it is ready.
@@ -218,17 +216,8 @@ impl CliFixture {
 
 impl Server {
     async fn is_ready(&self) -> bool {
-        let ask = async {
-            let mut stream = TcpStream::connect(self.http).await.ok()?;
-            stream
-                .write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-                .await
-                .ok()?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await.ok()?;
-            Some(answer.starts_with("HTTP/1.1 200"))
-        };
-        ask.await.unwrap_or(false)
+        let response = http::get(self.http, "/readyz", DEADLINE).await;
+        response.is_some_and(|response| response.status == 200)
     }
 }
 

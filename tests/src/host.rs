@@ -31,20 +31,19 @@ use sqlx::{
     AssertSqlSafe, Executor, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    time::{Instant, sleep, timeout},
-};
+use tokio::time::{Instant, sleep};
 
 use crate::{
-    coverage, inbox,
+    coverage,
+    http::{self, Response},
+    inbox,
     kafka::KafkaServer,
     load::{Found, Load, Message, Violation, Work},
     postgres::{TestDatabase, admin_url},
     program::WorkingDir,
     proxy::Proxy,
     services::target_dir,
+    wait,
 };
 
 /// How long anything may take that has to come.
@@ -386,8 +385,7 @@ impl HostFixture {
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output);
-        let child = Child::spawn(command, libc::SIGKILL).context("failed to start a host")?;
-        Ok(HostProcess { name: name.to_owned(), child, http, log })
+        HostProcess::spawn(name, command, http, log)
     }
 
     /// Run a command of the program, with its fail points, on the host's database.
@@ -1080,19 +1078,19 @@ impl Neighbour {
     /// Wait until this many messages have had their effect.
     pub async fn wait_effects(&self, at_least: i64) -> Result<()> {
         let sql = format!("SELECT count(*) FROM {}.ledger_entry", self.tenant.schema_name);
-        let deadline = Instant::now() + DEADLINE;
-        loop {
-            let effects: i64 =
-                sqlx::query_scalar(AssertSqlSafe(sql.clone())).fetch_one(&self.admin.pool).await?;
-            if effects >= at_least {
-                return Ok(());
-            }
-            ensure!(
-                Instant::now() < deadline,
-                "the neighbour's messages had {effects} of {at_least} effects"
-            );
-            sleep(POLL).await;
-        }
+        let effects = async || {
+            let effects = sqlx::query_scalar::<_, i64>(AssertSqlSafe(sql.clone()));
+            effects.fetch_one(&self.admin.pool).await
+        };
+        wait::until(
+            DEADLINE,
+            POLL,
+            async || Ok(effects().await? >= at_least),
+            async || {
+                format!("the neighbour's messages had {:?} of {at_least} effects", effects().await)
+            },
+        )
+        .await
     }
 }
 
@@ -1208,19 +1206,18 @@ impl HostProcess {
 
     /// Wait for the end.
     pub async fn wait_exit(&self, limit: Duration) -> Result<ExitStatus> {
-        let deadline = Instant::now() + limit;
-        loop {
-            if let Some(status) = self.child.wait(Duration::ZERO) {
-                return Ok(status);
-            }
-            ensure!(
-                Instant::now() < deadline,
-                "host `{}` did not end within {limit:?}{}",
-                self.name,
-                self.log_end()
-            );
-            sleep(POLL).await;
-        }
+        let mut status = None;
+        wait::until(
+            limit,
+            POLL,
+            async || {
+                status = self.child.wait(Duration::ZERO);
+                Ok(status.is_some())
+            },
+            async || format!("host `{}` did not end within {limit:?}{}", self.name, self.log_end()),
+        )
+        .await?;
+        status.context("the host has ended")
     }
 
     /// The last lines of its log, for an error: the log itself may go with the fixture.
@@ -1251,32 +1248,42 @@ impl HostProcess {
         format!("host `{}`:\n{}{}", self.name, lines.join("\n"), self.log_end())
     }
 
-    /// Wait until `/readyz` says so.
+    /// Waits until `/readyz` says so.
     pub async fn wait_ready(&self) -> Result<()> {
-        let deadline = Instant::now() + DEADLINE;
-        while self.readiness().await != Some(200) {
-            if !self.is_running() {
-                bail!("host `{}` ended before it was ready{}", self.name, self.log_end());
-            }
-            ensure!(
-                Instant::now() < deadline,
-                "host `{}` did not become ready{}",
-                self.name,
-                self.log_end()
-            );
-            sleep(POLL).await;
-        }
-        Ok(())
+        self.wait_ready_within(DEADLINE).await
+    }
+
+    /// Waits until `/readyz` says so, for a limited time.
+    pub async fn wait_ready_within(&self, limit: Duration) -> Result<()> {
+        wait::until(
+            limit,
+            POLL,
+            async || {
+                if self.readiness().await == Some(200) {
+                    return Ok(true);
+                }
+                ensure!(
+                    self.is_running(),
+                    "host `{}` ended before it was ready{}",
+                    self.name,
+                    self.log_end()
+                );
+                Ok(false)
+            },
+            async || format!("host `{}` did not become ready{}", self.name, self.log_end()),
+        )
+        .await
     }
 
     /// Wait until `/readyz` answers 503.
     pub async fn wait_not_ready(&self) -> Result<()> {
-        let deadline = Instant::now() + DEADLINE;
-        while self.readiness().await != Some(503) {
-            ensure!(Instant::now() < deadline, "host `{}` still says that it is ready", self.name);
-            sleep(POLL).await;
-        }
-        Ok(())
+        wait::until(
+            DEADLINE,
+            POLL,
+            async || Ok(self.readiness().await == Some(503)),
+            async || format!("host `{}` still says that it is ready", self.name),
+        )
+        .await
     }
 
     /// The status that `/readyz` answers; none while nobody listens.
@@ -1286,12 +1293,12 @@ impl HostProcess {
 
     /// The same, of a host that may take that long to answer.
     pub async fn readiness_within(&self, limit: Duration) -> Option<u16> {
-        self.get("/readyz", limit).await?.split(' ').nth(1)?.parse().ok()
+        Some(self.get("/readyz", limit).await?.status)
     }
 
     /// What `/readyz` answers, in its own words; none while nobody listens.
     pub async fn readiness_text(&self) -> Option<String> {
-        Some(self.get("/readyz", LOOK).await?.split_once("\r\n\r\n")?.1.to_owned())
+        Some(self.get("/readyz", LOOK).await?.body)
     }
 
     /// Wait until `/readyz` answers 503 for a reason with this text.
@@ -1328,17 +1335,13 @@ impl HostProcess {
 
     /// Wait until its log has a line with this text.
     pub async fn wait_log(&self, holds: &str) -> Result<()> {
-        let deadline = Instant::now() + DEADLINE;
-        while self.log_lines(holds) == 0 {
-            ensure!(
-                Instant::now() < deadline,
-                "host `{}` never logs `{holds}`{}",
-                self.name,
-                self.log_end()
-            );
-            sleep(POLL).await;
-        }
-        Ok(())
+        wait::until(
+            DEADLINE,
+            POLL,
+            async || Ok(self.log_lines(holds) > 0),
+            async || format!("host `{}` never logs `{holds}`{}", self.name, self.log_end()),
+        )
+        .await
     }
 
     /// The value of a metric's only sample whose line holds all of these texts; none while there is
@@ -1371,9 +1374,20 @@ impl HostProcess {
         values.reduce(|sum, value| sum + value)
     }
 
+    /// Starts a host whose command is complete.
+    pub fn spawn(name: &str, command: Command, http: SocketAddr, log: PathBuf) -> Result<Self> {
+        let child = Child::spawn(command, libc::SIGKILL).context("failed to start a host")?;
+        Ok(Self { name: name.to_owned(), child, http, log })
+    }
+
+    /// Returns the process's id.
+    pub fn pid(&self) -> i32 {
+        self.child.pid()
+    }
+
     /// All that it measures, as it is scraped.
     pub async fn metrics(&self) -> Option<String> {
-        self.get("/metrics", SCRAPE).await
+        Some(self.get("/metrics", SCRAPE).await?.body)
     }
 
     /// Wait until a metric has a value.
@@ -1393,34 +1407,20 @@ impl HostProcess {
         wanted: &str,
         is_wanted: impl Fn(f64) -> bool,
     ) -> Result<()> {
-        let deadline = Instant::now() + DEADLINE;
-        while !self.metric(name, holds).await.is_some_and(&is_wanted) {
-            ensure!(
-                Instant::now() < deadline,
-                "`{name}` is {:?}, never {wanted}{}",
-                self.metric(name, holds).await,
-                self.log_end()
-            );
-            sleep(4 * POLL).await;
-        }
-        Ok(())
+        wait::until(
+            DEADLINE,
+            4 * POLL,
+            async || Ok(self.metric(name, holds).await.is_some_and(&is_wanted)),
+            async || {
+                let value = self.metric(name, holds).await;
+                format!("`{name}` is {value:?}, never {wanted}{}", self.log_end())
+            },
+        )
+        .await
     }
 
-    async fn get(&self, path: &str, limit: Duration) -> Option<String> {
-        let ask = async {
-            let mut stream = TcpStream::connect(self.http).await.ok()?;
-            stream
-                .write_all(
-                    format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-                        .as_bytes(),
-                )
-                .await
-                .ok()?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await.ok()?;
-            Some(answer)
-        };
-        timeout(limit, ask).await.ok()?
+    async fn get(&self, path: &str, limit: Duration) -> Option<Response> {
+        http::get(self.http, path, limit).await
     }
 }
 

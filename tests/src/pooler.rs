@@ -9,6 +9,8 @@ use tokio::{
     time::{Instant, sleep},
 };
 
+use crate::temp_dir::TempDir;
+
 /// It runs as this user where the tests run as root, which it refuses.
 const USER: &str = "nobody";
 const USER_ID: u32 = 65_534;

@@ -17,11 +17,11 @@ use oncebox_server::local::{free_port, process::Child};
 use oncebox_tests::{
     console,
     guests::{self, End},
+    http,
 };
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
     process::Command,
     time::{Instant, sleep, timeout},
 };
@@ -185,7 +185,7 @@ impl ProjectFixture {
             &self.variables.iter().find(|(name, _)| *name == "ONCEBOX_HTTP_LISTEN").unwrap().1;
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let metrics = get(address, "/metrics").await;
+            let metrics = http::get(address, "/metrics", PATIENCE).await.unwrap().body;
             let line = metrics.lines().find(|line| {
                 line.starts_with("oncebox_claims_total{") && line.contains("\"already_done\"")
             });
@@ -245,20 +245,6 @@ impl Drop for ProjectFixture {
             let _ = std::fs::remove_dir_all(&self.root);
         }
     }
-}
-
-async fn get(address: &str, path: &str) -> String {
-    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-    stream
-        .write_all(
-            format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-                .as_bytes(),
-        )
-        .await
-        .unwrap();
-    let mut answer = String::new();
-    timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
-    answer
 }
 
 /// The commands among what `oncebox new` prints: what is indented.

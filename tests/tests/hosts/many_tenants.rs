@@ -15,13 +15,14 @@ use std::{
 use futures::{StreamExt, TryStreamExt, stream};
 use oncebox_control::{Admin, MasterKey, NewDeployment, Tenant};
 use oncebox_model::policy::Policy;
-use oncebox_server::local::{broker::MockBroker, free_port, process::Child};
+use oncebox_server::local::{broker::MockBroker, free_port};
 use oncebox_tests::{
-    host::program,
+    host::{HostProcess, program},
     inbox,
     load::{Load, Work},
     postgres::TestDatabase,
     program::WorkingDir,
+    wait,
 };
 use rdkafka::{
     ClientConfig,
@@ -29,11 +30,7 @@ use rdkafka::{
     producer::{FutureProducer, FutureRecord},
 };
 use sqlx::{AssertSqlSafe, PgPool, postgres::PgPoolOptions};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 
 const COMPONENT: &[u8] = include_bytes!("../../../guest-examples/components/ledger.wasm");
 const SCHEMA: &str = include_str!("../../../guest-examples/ledger/schema.sql");
@@ -109,7 +106,7 @@ impl ManyTenants {
         tenant
     }
 
-    fn start(&self) -> Host {
+    fn start(&self) -> HostProcess {
         let http = SocketAddr::from(([127, 0, 0, 1], free_port().unwrap()));
         let log = self.folder.dir().join("host.log");
         let output = fs::File::create(&log).unwrap();
@@ -143,7 +140,7 @@ impl ManyTenants {
             .stdin(Stdio::null())
             .stdout(output.try_clone().unwrap())
             .stderr(output);
-        Host { child: Child::spawn(command, libc::SIGKILL).unwrap(), http, log }
+        HostProcess::spawn("many-tenants", command, http, log).unwrap()
     }
 
     /// Send a load to a tenant's topic.
@@ -174,15 +171,17 @@ impl ManyTenants {
     }
 
     async fn wait_effects(&self, number: usize, count: i64) {
-        let deadline = Instant::now() + DEADLINE;
-        while self.effects(number).await != (count, count) {
-            assert!(
-                Instant::now() < deadline,
-                "tenant {number}: {:?} effects instead of {count}",
-                self.effects(number).await
-            );
-            sleep(Duration::from_millis(50)).await;
-        }
+        wait::until(
+            DEADLINE,
+            Duration::from_millis(50),
+            async || Ok(self.effects(number).await == (count, count)),
+            async || {
+                let effects = self.effects(number).await;
+                format!("tenant {number}: {effects:?} effects instead of {count}")
+            },
+        )
+        .await
+        .unwrap();
     }
 
     /// Connections by tenants' logins.
@@ -210,96 +209,58 @@ fn topic(number: usize) -> String {
     format!("payments.{number}")
 }
 
-/// A running host.
-struct Host {
-    child: Child,
-    http: SocketAddr,
-    log: std::path::PathBuf,
+/// Returns the sum of a metric's samples whose line holds a text.
+async fn metric(host: &HostProcess, name: &str, holds: &str) -> usize {
+    let metrics = host.metrics().await.unwrap();
+    let lines = metrics.lines().filter(|line| line.starts_with(name) && line.contains(holds));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as usize
 }
 
-impl Host {
-    async fn get(&self, path: &str) -> Option<String> {
-        let mut stream = TcpStream::connect(self.http).await.ok()?;
-        let request =
-            format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.ok()?;
-        Some(answer)
-    }
-
-    async fn wait_ready(&self) {
-        let deadline = Instant::now() + 2 * DEADLINE;
-        while !self.get("/readyz").await.is_some_and(|answer| answer.starts_with("HTTP/1.1 200")) {
-            let log = || fs::read_to_string(&self.log).unwrap_or_default();
-            assert!(self.child.is_running() && Instant::now() < deadline, "not ready: {}", log());
-            sleep(Duration::from_millis(50)).await;
-        }
-    }
-
-    /// Sum of a metric's samples whose line holds a text.
-    async fn metric(&self, name: &str, holds: &str) -> usize {
-        let answer = self.get("/metrics").await.unwrap();
-        let lines = answer.lines().filter(|line| line.starts_with(name) && line.contains(holds));
-        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as usize
-    }
-
-    async fn consumers(&self, state: &str) -> usize {
-        self.metric("oncebox_consumers", &format!("state=\"{state}\"")).await
-    }
-
-    async fn wait_consumers(&self, state: &str, count: usize) {
-        let deadline = Instant::now() + DEADLINE;
-        while self.consumers(state).await != count {
-            assert!(
-                Instant::now() < deadline,
-                "{} consumers are {state}, not {count}",
-                self.consumers(state).await
-            );
-            sleep(Duration::from_millis(100)).await;
-        }
-    }
-
-    fn threads(&self) -> usize {
-        fs::read_dir(format!("/proc/{}/task", self.child.pid())).unwrap().count()
-    }
-
-    fn memory_mb(&self) -> usize {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.pid())).unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() / 1024
-    }
-
-    /// Processor time so far, milliseconds.
-    fn cpu_ms(&self) -> u64 {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.pid())).unwrap();
-        let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-        10 * (fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap())
-    }
-
-    async fn tell(&self, when: &str, fixture: &ManyTenants) {
-        let sessions = fixture.sessions().await;
-        println!(
-            "{when}: {} open, {} idle; {} MB, {} threads, {} connections of {} tenants, {:.1} s of \
-                processor time",
-            self.consumers("open").await,
-            self.consumers("idle").await,
-            self.memory_mb(),
-            self.threads(),
-            sessions.values().sum::<i64>(),
-            sessions.len(),
-            self.cpu_ms() as f64 / 1000.0,
-        );
-    }
+async fn consumers(host: &HostProcess, state: &str) -> usize {
+    metric(host, "oncebox_consumers", &format!("state=\"{state}\"")).await
 }
 
-impl Drop for Host {
-    fn drop(&mut self) {
-        self.child.end(&[
-            (libc::SIGTERM, Duration::from_secs(20)),
-            (libc::SIGKILL, Duration::from_secs(10)),
-        ]);
-    }
+async fn wait_consumers(host: &HostProcess, state: &str, count: usize) {
+    wait::until(
+        DEADLINE,
+        Duration::from_millis(100),
+        async || Ok(consumers(host, state).await == count),
+        async || format!("{} consumers are {state}, not {count}", consumers(host, state).await),
+    )
+    .await
+    .unwrap();
+}
+
+fn threads(host: &HostProcess) -> usize {
+    fs::read_dir(format!("/proc/{}/task", host.pid())).unwrap().count()
+}
+
+fn memory_mb(host: &HostProcess) -> usize {
+    let status = fs::read_to_string(format!("/proc/{}/status", host.pid())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() / 1024
+}
+
+/// Returns the processor time so far, milliseconds.
+fn cpu_ms(host: &HostProcess) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", host.pid())).unwrap();
+    let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    10 * (fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap())
+}
+
+async fn print(host: &HostProcess, when: &str, fixture: &ManyTenants) {
+    let sessions = fixture.sessions().await;
+    println!(
+        "{when}: {} open, {} idle; {} MB, {} threads, {} connections of {} tenants, {:.1} s of \
+            processor time",
+        consumers(host, "open").await,
+        consumers(host, "idle").await,
+        memory_mb(host),
+        threads(host),
+        sessions.values().sum::<i64>(),
+        sessions.len(),
+        cpu_ms(host) as f64 / 1000.0,
+    );
 }
 
 /// Pays, some of which fail at first and are retried.
@@ -320,18 +281,18 @@ async fn what_has_nothing_to_do_costs_next_to_nothing_and_one_more_disturbs_nobo
 
     let started = Instant::now();
     let host = fixture.start();
-    host.wait_ready().await;
+    host.wait_ready_within(2 * DEADLINE).await.unwrap();
     println!("ready after {:.1} s", started.elapsed().as_secs_f64());
-    host.wait_consumers("idle", size).await;
-    host.tell("at rest", &fixture).await;
-    assert_eq!(host.consumers("open").await, 0);
+    wait_consumers(&host, "idle", size).await;
+    print(&host, "at rest", &fixture).await;
+    assert_eq!(consumers(&host, "open").await, 0);
     assert_eq!(fixture.sessions().await.len(), 0, "a tenant without work holds a connection");
-    assert!(host.threads() <= THREADS_OF_HOST, "{} threads", host.threads());
-    let (before, cpu) = (Instant::now(), host.cpu_ms());
-    let looks = host.metric("oncebox_watcher_lookups_total", "").await;
+    assert!(threads(&host) <= THREADS_OF_HOST, "{} threads", threads(&host));
+    let (before, cpu) = (Instant::now(), cpu_ms(&host));
+    let looks = metric(&host, "oncebox_watcher_lookups_total", "").await;
     sleep(Duration::from_secs(5)).await;
-    let looks = host.metric("oncebox_watcher_lookups_total", "").await - looks;
-    let at_rest = (host.cpu_ms() - cpu) as f64 / before.elapsed().as_millis() as f64;
+    let looks = metric(&host, "oncebox_watcher_lookups_total", "").await - looks;
+    let at_rest = (cpu_ms(&host) - cpu) as f64 / before.elapsed().as_millis() as f64;
     println!("at rest: {:.1} % of a core, {looks} requests to the broker in 5 s", at_rest * 100.0);
     // The ends of all partitions together four times a second, topics now and then, each group
     // twice a minute.
@@ -348,8 +309,8 @@ async fn what_has_nothing_to_do_costs_next_to_nothing_and_one_more_disturbs_nobo
         fixture.wait_effects(number, 50).await;
     }
     println!("{BUSY} woke and took 50 messages each in {:.1} s", first.elapsed().as_secs_f64());
-    host.tell("busy", &fixture).await;
-    let (open, sessions) = (host.consumers("open").await, fixture.sessions().await);
+    print(&host, "busy", &fixture).await;
+    let (open, sessions) = (consumers(&host, "open").await, fixture.sessions().await);
     assert!(open <= BUSY, "{open} are open");
     assert!(sessions.values().sum::<i64>() <= CONNECTIONS_MAX as i64, "{sessions:?}");
     let busy: Vec<_> = fixture.tenants[..BUSY].iter().map(|tenant| &tenant.login).collect();
@@ -358,15 +319,15 @@ async fn what_has_nothing_to_do_costs_next_to_nothing_and_one_more_disturbs_nobo
         "an idle tenant holds a connection: {sessions:?}"
     );
     assert!(
-        host.threads() <= THREADS_OF_HOST + BUSY * THREADS_OF_CLIENT,
+        threads(&host) <= THREADS_OF_HOST + BUSY * THREADS_OF_CLIENT,
         "{} threads",
-        host.threads()
+        threads(&host)
     );
 
     // One more comes while they work.
     let since: chrono::DateTime<chrono::Utc> =
         sqlx::query_scalar("SELECT now()").fetch_one(&fixture.pool).await.unwrap();
-    let rebalances = host.metric("oncebox_kafka_rebalances_total", "").await;
+    let rebalances = metric(&host, "oncebox_kafka_rebalances_total", "").await;
     let joined = {
         let working =
             stream::iter(0..BUSY).map(Ok::<_, ()>).try_for_each_concurrent(BUSY, |number| {
@@ -401,14 +362,14 @@ async fn what_has_nothing_to_do_costs_next_to_nothing_and_one_more_disturbs_nobo
     }
     let pause = fixture.longest_pause(BUSY, since).await;
     println!("longest pause of a busy tenant meanwhile: {pause:.0} ms");
-    let rebalances = host.metric("oncebox_kafka_rebalances_total", "").await - rebalances;
+    let rebalances = metric(&host, "oncebox_kafka_rebalances_total", "").await - rebalances;
     assert_eq!(rebalances, 1, "only the newcomer's partition moved");
-    assert_eq!(host.metric("oncebox_kafka_inbox_errors_total", "").await, 0);
+    assert_eq!(metric(&host, "oncebox_kafka_inbox_errors_total", "").await, 0);
     assert!(pause < 10_000.0, "a busy tenant waited {pause} ms");
-    host.tell("with one more", &fixture).await;
+    print(&host, "with one more", &fixture).await;
 
     // They come to rest, and are woken again.
-    host.wait_consumers("idle", size + 1).await;
+    wait_consumers(&host, "idle", size + 1).await;
     let deadline = Instant::now() + Duration::from_secs(60);
     while !fixture.sessions().await.is_empty() {
         assert!(
@@ -418,8 +379,8 @@ async fn what_has_nothing_to_do_costs_next_to_nothing_and_one_more_disturbs_nobo
         );
         sleep(Duration::from_millis(500)).await;
     }
-    host.tell("at rest again", &fixture).await;
-    assert!(host.threads() <= THREADS_OF_HOST, "{} threads", host.threads());
+    print(&host, "at rest again", &fixture).await;
+    assert!(threads(&host) <= THREADS_OF_HOST, "{} threads", threads(&host));
     let came = Instant::now();
     fixture.send(3, &load("c", 1)).await;
     fixture.wait_effects(3, 81).await;

@@ -22,7 +22,7 @@ use oncebox_server::local::{
     postgres::{PostgresOptions, PrivatePostgres},
     process::Child,
 };
-use oncebox_tests::{attacks::FUNCTIONS, program};
+use oncebox_tests::{attacks::FUNCTIONS, http, program};
 use rdkafka::{
     ClientConfig,
     message::{Header, OwnedHeaders},
@@ -31,8 +31,6 @@ use rdkafka::{
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool, postgres::PgPoolOptions};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
     task::JoinHandle,
     time::{Instant, sleep},
 };
@@ -357,14 +355,7 @@ impl HostileFixture {
 }
 
 async fn exchange(address: SocketAddr, request: &str) -> Option<String> {
-    let asking = async {
-        let mut stream = TcpStream::connect(address).await.ok()?;
-        stream.write_all(request.as_bytes()).await.ok()?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).await.ok()?;
-        Some(String::from_utf8_lossy(&answer).into_owned())
-    };
-    tokio::time::timeout(Duration::from_secs(60), asking).await.ok()?
+    http::exchange(address, request, Duration::from_secs(60)).await
 }
 
 async fn publish(
