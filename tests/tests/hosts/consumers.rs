@@ -110,7 +110,8 @@ async fn requests_that_wait_hold_up_nothing_of_the_host() {
         datname = current_database()",
         )
         .await;
-    let host = tokio::time::timeout(Duration::from_secs(5), fixture.admin.host_starts("a"))
+    // The requests give up after 20 seconds: a host that waits for them starts later.
+    let host = tokio::time::timeout(Duration::from_secs(15), fixture.admin.host_starts("a"))
         .await
         .expect("the host waits")
         .unwrap();

@@ -6,10 +6,10 @@ mod sequence;
 use std::{sync::Arc, time::Duration};
 
 use oncebox_control::{Action, BulkAction, Filter};
-use oncebox_inbox::{ConsumerInbox, retry::poller::release_unblocked};
+use oncebox_inbox::{ConsumerInbox, SessionSettings, retry::poller::release_unblocked};
 use oncebox_model::{policy::Policy, record::Record};
 use oncebox_tests::inbox::{
-    Guest, InboxFixture, TestConsumer, both, deliver, drive, open, record, step, take,
+    DEADLINE, Guest, InboxFixture, TestConsumer, both, deliver, drive, open, record, step, take,
 };
 use tokio::time::timeout;
 
@@ -197,7 +197,8 @@ async fn a_message_that_comes_while_its_key_is_being_worked_on_is_neither_lost_n
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_key_holds_up_no_batch() {
     let fixture = InboxFixture::new().await;
-    let consumer = fixture.simple(TRAIL, BY_KEY).await;
+    let consumer =
+        fixture.simple(TRAIL, &format!("{BY_KEY}\nlimits = {{ deadline_ms = 20000 }}")).await;
     let host = fixture.host(&consumer);
     deliver(&host, &[keyed(0, "k1", "k", "before 2 retry 1\ngate slow")]).await;
     let retry = tokio::spawn({
@@ -206,9 +207,11 @@ async fn a_slow_key_holds_up_no_batch() {
     });
     fixture.control.gate("slow").reached(1).await;
     let live = [keyed(1, "k2", "k", ""), keyed(2, "x", "x", ""), keyed(3, "k3", "k", "")];
-    timeout(Duration::from_secs(1), deliver(&fixture.host(&consumer), &live))
-        .await
-        .expect("the batch waits for no key");
+    // A batch that waited would wait for the gate, and not for the end of a lock's patience.
+    let settings = SessionSettings { lock_timeout_ms: 120_000, ..SessionSettings::default() };
+    let other = fixture.host_with(&consumer, fixture.scripts(), &settings);
+    timeout(DEADLINE, deliver(&other, &live)).await.expect("the batch waits for no key");
+    assert!(!retry.is_finished(), "the batch waits for no key");
     assert_eq!(trail(&fixture, &consumer).await, ["x"]);
     // A worker that gets hold of one meanwhile puts it off.
     assert_eq!(step(&fixture.host(&consumer)).await.unwrap(), 1);
