@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 pub use guest::{Guest, code};
 pub use script::{Control, Gate, PlainHandler, PlainHandlers, Ran, Script, execute};
 
-use crate::{coverage, postgres::TestDatabase};
+use crate::{coverage, postgres::TestDatabase, wait};
 
 /// How long anything may take that has to come.
 pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -286,20 +286,18 @@ impl InboxFixture {
 
     /// Wait until a query of a superuser answers true.
     pub async fn until(&self, sql: &str) {
-        let deadline = Instant::now() + DEADLINE;
         let text = format!("SELECT coalesce(({sql}), false)");
-        while !sqlx::query_scalar::<_, bool>(AssertSqlSafe(text.clone()))
-            .fetch_one(&self.pool)
-            .await
-            .unwrap_or_else(|error| panic!("`{sql}`: {error}"))
-        {
-            assert!(
-                Instant::now() < deadline,
-                "never true: `{sql}`; the inbox holds {:#?}",
-                self.rows().await
-            );
-            sleep(Duration::from_millis(10)).await;
-        }
+        wait::until(
+            DEADLINE,
+            Duration::from_millis(10),
+            async || {
+                let query = sqlx::query_scalar(AssertSqlSafe(text.clone()));
+                query.fetch_one(&self.pool).await.with_context(|| format!("`{sql}`"))
+            },
+            async || format!("never true: `{sql}`; the inbox holds {:#?}", self.rows().await),
+        )
+        .await
+        .unwrap_or_else(|error| panic!("{error:#}"));
     }
 
     /// Wait until exactly so many sessions of this database wait for a lock. Other tests' databases

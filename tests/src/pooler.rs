@@ -4,12 +4,9 @@ use std::{fs, path::Path, process::Command, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use oncebox_server::local::{free_port, process::Child};
-use tokio::{
-    net::TcpStream,
-    time::{Instant, sleep},
-};
+use tokio::net::TcpStream;
 
-use crate::temp_dir::TempDir;
+use crate::{temp_dir::TempDir, wait};
 
 /// It runs as this user where the tests run as root, which it refuses.
 const USER: &str = "nobody";
@@ -67,18 +64,20 @@ impl Pooler {
     }
 
     async fn wait(&self) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
-            let log =
-                || fs::read_to_string(self.folder.path().join("pgbouncer.log")).unwrap_or_default();
-            ensure!(
-                self.child.is_running() && Instant::now() < deadline,
-                "`pgbouncer` does not listen: {}",
-                log()
-            );
-            sleep(Duration::from_millis(20)).await;
-        }
-        Ok(())
+        let text = || {
+            let log = fs::read_to_string(self.folder.path().join("pgbouncer.log"));
+            format!("`pgbouncer` does not listen: {}", log.unwrap_or_default())
+        };
+        wait::until(
+            Duration::from_secs(30),
+            Duration::from_millis(20),
+            async || {
+                ensure!(self.child.is_running(), text());
+                Ok(TcpStream::connect(("127.0.0.1", self.port)).await.is_ok())
+            },
+            async || text(),
+        )
+        .await
     }
 }
 

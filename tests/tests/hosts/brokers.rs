@@ -2,7 +2,7 @@
 //! partitions move to another host. No record is left out for it, and what a host says of its
 //! partitions is of those it has.
 
-use std::{net::SocketAddr, time::Instant};
+use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
 use oncebox_control::NewDeployment;
@@ -11,20 +11,22 @@ use oncebox_tests::{
     kafka::KafkaServer,
     load::{Load, Work},
     proxy::Proxy,
+    wait,
 };
-use tokio::{net::TcpListener, time::sleep};
+use tokio::net::TcpListener;
 
 const EFFECTS: &str = "SELECT count(*) FROM {schema}.ledger_entry";
 const POLL: std::time::Duration = std::time::Duration::from_millis(50);
 
 /// Waits until a condition holds.
 async fn until(what: &str, mut reached: impl AsyncFnMut() -> bool) -> Result<()> {
-    let deadline = Instant::now() + DEADLINE;
-    while !reached().await {
-        ensure!(Instant::now() < deadline, "not within {DEADLINE:?}: {what}");
-        sleep(POLL).await;
-    }
-    Ok(())
+    wait::until(
+        DEADLINE,
+        POLL,
+        async || Ok(reached().await),
+        async || format!("not within {DEADLINE:?}: {what}"),
+    )
+    .await
 }
 
 /// Waits until everything that is in the topic is acked.

@@ -2,7 +2,7 @@
 //! could go wrong: one row of a tenant ends every host, again at each restart; or an innocent
 //! consumer is never started again after a power cut.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use oncebox_control::{Admin, Start, StartTurn};
@@ -11,8 +11,8 @@ use oncebox_tests::{
     host::{DEADLINE, HostFixture, HostProcess},
     inbox::{InboxFixture, TestConsumer},
     load::{Load, Work},
+    wait,
 };
-use tokio::time::sleep;
 
 const CONSUMER: &str = "payments";
 const BUILD: &str = "1";
@@ -244,11 +244,13 @@ async fn of_two_hosts_one_dies() -> Result<()> {
     let variables =
         [("ONCEBOX_CRASH_TOPIC", fixture.topic.as_str()), ("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0")];
     let hosts = [fixture.start("a", &variables)?, fixture.start("b", &variables)?];
-    let deadline = Instant::now() + DEADLINE;
-    while hosts.iter().all(HostProcess::is_running) {
-        ensure!(Instant::now() < deadline, "none of them starts it");
-        sleep(Duration::from_millis(20)).await;
-    }
+    wait::until(
+        DEADLINE,
+        Duration::from_millis(20),
+        async || Ok(!hosts.iter().all(HostProcess::is_running)),
+        async || "none of them starts it".to_owned(),
+    )
+    .await?;
     let survivor = hosts
         .iter()
         .find(|host| host.is_running())

@@ -370,15 +370,14 @@ async fn what_has_nothing_to_do_costs_next_to_nothing_and_one_more_disturbs_nobo
 
     // They come to rest, and are woken again.
     wait_consumers(&host, "idle", size + 1).await;
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !fixture.sessions().await.is_empty() {
-        assert!(
-            Instant::now() < deadline,
-            "connections without use: {:?}",
-            fixture.sessions().await
-        );
-        sleep(Duration::from_millis(500)).await;
-    }
+    wait::until(
+        Duration::from_secs(60),
+        Duration::from_millis(500),
+        async || Ok(fixture.sessions().await.is_empty()),
+        async || format!("connections without use: {:?}", fixture.sessions().await),
+    )
+    .await
+    .unwrap();
     print(&host, "at rest again", &fixture).await;
     assert!(threads(&host) <= THREADS_OF_HOST, "{} threads", threads(&host));
     let came = Instant::now();

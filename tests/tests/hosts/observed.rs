@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use oncebox_model::record::Record;
@@ -16,9 +16,10 @@ use oncebox_tests::{
     inbox::{Guest, InboxFixture, deliver, record, step},
     load::{Load, Work},
     services::target_dir,
+    wait,
 };
 use serde_json::{Value, json};
-use tokio::{io::AsyncWriteExt as _, net::TcpSocket, time::sleep};
+use tokio::{io::AsyncWriteExt as _, net::TcpSocket};
 use tracing_subscriber::fmt::MakeWriter;
 
 /// What was logged.
@@ -404,11 +405,14 @@ async fn refused_duplicates_are_told_on_the_command_line() {
     let counted = ["outcome=\"already_done\""];
     host.until_metric_reaches("oncebox_claims_total", &counted, 500.0).await.unwrap();
     assert_eq!(host.metric("oncebox_claims_total", &counted).await, Some(500.0));
-    let deadline = Instant::now() + DEADLINE;
-    while refused().await < 500 {
-        assert!(Instant::now() < deadline, "{} of 500 duplicates are told", refused().await);
-        sleep(Duration::from_millis(200)).await;
-    }
+    wait::until(
+        DEADLINE,
+        Duration::from_millis(200),
+        async || Ok(refused().await >= 500),
+        async || format!("{} of 500 duplicates are told", refused().await),
+    )
+    .await
+    .unwrap();
     let text = show(&[]).await;
     assert!(
         text.contains("\nduplicates refused: 500 since 2") && text.contains(", the last at 2"),

@@ -10,13 +10,14 @@ use oncebox_tests::{
     load::{Load, Work},
     registry::Registry,
     services::target_dir,
+    wait,
 };
 use rdkafka::{
     ClientConfig,
     producer::{FutureProducer, FutureRecord},
 };
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 fn decoder(registry: &Registry) -> Result<Decoder> {
     let options = HttpRegistryOptions { url: registry.url(), ..HttpRegistryOptions::default() };
@@ -326,11 +327,13 @@ async fn a_consumer_that_needs_a_registry_does_not_start_without_one() -> Result
         std::fs::read_to_string(host.log())
             .is_ok_and(|log| log.contains("knows no schema registry"))
     };
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !said().await {
-        assert!(Instant::now() < deadline, "it does not say so");
-        sleep(Duration::from_millis(100)).await;
-    }
+    wait::until(
+        Duration::from_secs(30),
+        Duration::from_millis(100),
+        async || Ok(said().await),
+        async || "it does not say so".to_owned(),
+    )
+    .await?;
     assert_eq!(fixture.number("SELECT count(*) FROM oncebox.inbox").await?, 0);
     for (variables, expected) in [
         (

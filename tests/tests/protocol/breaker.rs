@@ -17,9 +17,12 @@ use oncebox_model::{
     outcome::{Failure, FailureKind},
     record::Record,
 };
-use oncebox_tests::inbox::{
-    DEADLINE, InboxFixture, PlainHandler, PlainHandlers, TestConsumer, deliver, drive, execute,
-    open, record,
+use oncebox_tests::{
+    inbox::{
+        DEADLINE, InboxFixture, PlainHandler, PlainHandlers, TestConsumer, deliver, drive, execute,
+        open, record,
+    },
+    wait,
 };
 use tokio::{
     io::copy_bidirectional,
@@ -291,11 +294,14 @@ async fn consume(mut partition: PartitionInbox, records: Vec<Record>, stop: Canc
 }
 
 async fn until(mut holds: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + DEADLINE;
-    while !holds().await {
-        assert!(Instant::now() < deadline, "it never came");
-        sleep(Duration::from_millis(10)).await;
-    }
+    wait::until(
+        DEADLINE,
+        Duration::from_millis(10),
+        async || Ok(holds().await),
+        async || "it never came".to_owned(),
+    )
+    .await
+    .unwrap();
 }
 
 /// What could go wrong: a version that was repaired waits for the pause of the one that was not;

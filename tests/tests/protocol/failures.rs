@@ -13,12 +13,15 @@ use oncebox_model::{
     outcome::{Failure, FailureKind},
     record::Record,
 };
-use oncebox_tests::inbox::{
-    DEADLINE, InboxFixture, PlainHandler, PlainHandlers, Row, TestConsumer, both, deliver, drive,
-    execute, record, take,
+use oncebox_tests::{
+    inbox::{
+        DEADLINE, InboxFixture, PlainHandler, PlainHandlers, Row, TestConsumer, both, deliver,
+        drive, execute, record, take,
+    },
+    wait,
 };
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
-use tokio::time::{Duration, Instant, sleep};
+use tokio::time::Duration;
 
 /// Messages that succeed, with the given ones between them; then what each row says.
 async fn check(
@@ -429,11 +432,14 @@ async fn contention_under_a_handlers_savepoint_is_nobodys() {
     let settings = SessionSettings { lock_timeout_ms: 100, ..SessionSettings::default() };
     let host = fixture.host_with(&consumer, PlainHandlers::of(handler), &settings);
     let delivering = tokio::spawn(async move { deliver(&host, &[record(0, "a", "")]).await });
-    let deadline = Instant::now() + DEADLINE;
-    while tries.load(Ordering::Relaxed) < 2 {
-        assert!(Instant::now() < deadline, "the message was not run again");
-        sleep(Duration::from_millis(5)).await;
-    }
+    wait::until(
+        DEADLINE,
+        Duration::from_millis(5),
+        async || Ok(tries.load(Ordering::Relaxed) >= 2),
+        async || "the message was not run again".to_owned(),
+    )
+    .await
+    .unwrap();
     holder.close().await.unwrap();
     assert!(delivering.await.unwrap().is_empty());
     assert_eq!(fixture.row(&consumer, "a").await.state(), ("completed", None, 1));
