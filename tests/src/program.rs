@@ -52,7 +52,7 @@ pub fn in_own_process(test: &str) -> Result<bool> {
     Ok(false)
 }
 
-/// A folder of its own, for files and for the program to run in.
+/// A folder in which the program runs, with its environment. It is removed with this value.
 #[derive(Debug)]
 pub struct WorkingDir {
     dir: PathBuf,
@@ -60,7 +60,7 @@ pub struct WorkingDir {
     environment: Vec<(String, String)>,
 }
 
-/// What the program said.
+/// The output of a run of the program.
 #[derive(Debug)]
 pub struct CommandOutput {
     /// Its exit code.

@@ -42,8 +42,8 @@ fn program() -> PathBuf {
     path
 }
 
-/// A shell in an empty folder, with the program on its path. The folder goes away when all went
-/// well.
+/// A new project: an empty folder, and a shell with the program on its path. The folder is removed
+/// unless the test fails.
 struct ProjectFixture {
     root: PathBuf,
     folder: PathBuf,

@@ -42,6 +42,7 @@ struct Slot {
     process: Option<HostProcess>,
 }
 
+/// Hosts that are killed and started again, commands to their API, and a publisher.
 struct LifecycleFixture {
     hosts: HostFixture,
     folder: WorkingDir,

@@ -60,6 +60,7 @@ limits = { statements_max = 50, statement_texts_max = 30, statement_bytes_max = 
 rows_max = 100, result_bytes_max = 100000, savepoints_max = 4, log_bytes_max = 60000, \
 outcome_bytes_max = 1000, deadline_ms = 8000 }";
 
+/// A host with an attacking tenant and its victim, on a server, a broker and an address of its own.
 pub struct HostileFixture {
     pub admin: Admin,
     /// A superuser's.
