@@ -149,7 +149,7 @@ impl ApiFixture {
         let runtime =
             WasmRuntime::new(RuntimeConfig { instances_max: 1, ..RuntimeConfig::default() })
                 .expect("a runtime");
-        let api = Api::new(fixture.admin.clone(), Arc::new(Compiling(runtime)), limits, mode)
+        let api = Api::new(inbox.admin.clone(), Arc::new(Compiling(runtime)), limits, mode)
             .with_brokers(Arc::new(OnePartition));
         let router = oncebox_admin::router(api.clone());
         Self { inbox, api, router, tokens, expired, revoked, deployment_id: AtomicI64::new(1) }
