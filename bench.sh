@@ -23,7 +23,7 @@ done
 # measure switch on: hence two builds. Built programs are copied aside, since both are called `oncebox`.
 build=(cargo build --quiet --profile "$profile")
 if [[ $profile == dev ]]; then build+=(--config bench/profile.toml); fi
-CARGO_INCREMENTAL=0 "${build[@]}" -p oncebox-server -p oncebox-bench-consumer --bins
+CARGO_INCREMENTAL=0 "${build[@]}" -p oncebox-cli -p oncebox-bench-consumer --bins
 mkdir -p target/bench/bin
 cp "target/$folder/oncebox" "target/$folder/bench-consumer" target/bench/bin/
 cargo build --quiet -p oncebox-bench

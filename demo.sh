@@ -3,5 +3,5 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 ./scripts/install.sh host
-cargo build --quiet -p oncebox-server || { echo "demo.sh: the build failed" >&2; exit 1; }
+cargo build --quiet -p oncebox-cli || { echo "demo.sh: the build failed" >&2; exit 1; }
 exec ./target/debug/oncebox demo "$@"

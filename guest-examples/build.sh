@@ -118,7 +118,7 @@ build() {
     mkdir -p "$1"
     local out name core encode
     out=$(cd "$1" && pwd -P)
-    encode=${ONCEBOX_ENCODE:-cargo run --quiet --manifest-path ../Cargo.toml -p oncebox-server -- component encode}
+    encode=${ONCEBOX_ENCODE:-cargo run --quiet --manifest-path ../Cargo.toml -p oncebox-cli -- component encode}
     install_packages
     compile
     cd "$here"

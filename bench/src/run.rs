@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use libc::{SIGKILL, SIGTERM};
-use oncebox_server::local::process::Child;
+use oncebox_devkit::local::process::Child;
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
     consumer::{BaseConsumer, Consumer},

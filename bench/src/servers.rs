@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use libc::pid_t;
 use oncebox_control::{Admin, MasterKey, Tenant, schema};
-use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
+use oncebox_devkit::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::{kafka::KafkaServer, postgres::with_database};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 

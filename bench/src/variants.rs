@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow};
-use oncebox_server::local::process::Child;
+use oncebox_devkit::local::process::Child;
 use serde::{Deserialize, Serialize};
 
 use crate::{

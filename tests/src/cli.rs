@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::Path, process::Stdio, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use oncebox_control::MasterKey;
-use oncebox_server::local::{broker::MockBroker, free_port, process::Child};
+use oncebox_devkit::local::{broker::MockBroker, free_port, process::Child};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use sqlx::AssertSqlSafe;

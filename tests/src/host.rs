@@ -19,8 +19,8 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use oncebox_control::{Admin, DatabaseUrl, MasterKey, NewDeployment, Tenant};
+use oncebox_devkit::local::{free_port, process::Child};
 use oncebox_model::policy::Policy;
-use oncebox_server::local::{free_port, process::Child};
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
     consumer::{BaseConsumer, CommitMode, Consumer},

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use libc::{SIGKILL, SIGTERM};
-use oncebox_server::local::free_port;
-use oncebox_server::local::process::Child;
+use oncebox_devkit::local::free_port;
+use oncebox_devkit::local::process::Child;
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;

@@ -3,7 +3,7 @@
 use std::{fs, path::Path, process::Command, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use oncebox_server::local::{free_port, process::Child};
+use oncebox_devkit::local::{free_port, process::Child};
 use tokio::net::TcpStream;
 
 use crate::{temp_dir::TempDir, wait};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
+use oncebox_devkit::local::postgres::{PostgresOptions, PrivatePostgres};
 use sha2::{Digest, Sha256};
 use sqlx::postgres::PgConnection;
 use sqlx::{AssertSqlSafe, Connection, Executor};

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use libc::{SIGCONT, SIGKILL, SIGSTOP, SIGTERM, c_int};
-use oncebox_server::local::free_port;
-use oncebox_server::local::process::Child;
+use oncebox_devkit::local::free_port;
+use oncebox_devkit::local::process::Child;
 use serde_json::{Value, json};
 
 use crate::maven;

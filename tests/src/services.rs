@@ -173,7 +173,7 @@ fn fresh_dir(name: &str) -> Result<PathBuf> {
         let pid = file_name
             .to_str()
             .and_then(|file| file.strip_prefix(name)?.strip_prefix('-')?.parse().ok());
-        if pid.is_some_and(|pid| !oncebox_server::local::process::is_running(pid)) {
+        if pid.is_some_and(|pid| !oncebox_devkit::local::process::is_running(pid)) {
             let _ = fs::remove_dir_all(entry.path()); // its server may still be ending: next time
         }
     }

@@ -4,8 +4,8 @@ use std::process::Command;
 
 use anyhow::Result;
 use oncebox_control::{Admin, MasterKey, NewDeployment};
+use oncebox_devkit::local::free_port;
 use oncebox_model::policy::Policy;
-use oncebox_server::local::free_port;
 
 use super::{Batch, Setting};
 use crate::servers::{Database, Servers};

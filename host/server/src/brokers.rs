@@ -5,21 +5,21 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use chrono::{DateTime, Utc};
-use oncebox_admin::{Asking, BrokerError, Brokers, GroupPosition, SeekTo};
+use oncebox_api::{Asking, BrokerError, Brokers, GroupPosition, SeekTo};
 use oncebox_kafka::{ConsumerConfig, SeekError, Timing, positions};
 use oncebox_model::policy::Policy;
 
-use crate::config::Config;
+use crate::Config;
 
 /// The properties of the host's configuration that every client starts from.
 #[derive(Clone)]
-pub(crate) struct Kafka {
+pub struct BrokerAccess {
     properties: BTreeMap<String, String>,
 }
 
-impl Kafka {
+impl BrokerAccess {
     /// Reads the properties from the configuration, which must name brokers.
-    pub(crate) fn of(config: &Config) -> Result<Self> {
+    pub fn of(config: &Config) -> Result<Self> {
         let mut properties = config.kafka.properties.clone();
         if !config.kafka.brokers.is_empty() {
             properties.insert("bootstrap.servers".to_owned(), config.kafka.brokers.clone());
@@ -31,12 +31,12 @@ impl Kafka {
     }
 
     /// Returns the host's own properties.
-    pub(crate) fn properties(&self) -> &BTreeMap<String, String> {
+    pub fn properties(&self) -> &BTreeMap<String, String> {
         &self.properties
     }
 
     /// Returns the settings that a consumer's client is made from.
-    pub(crate) fn config(&self, tenant: &str, consumer: &str, policy: &Policy) -> ConsumerConfig {
+    pub fn config(&self, tenant: &str, consumer: &str, policy: &Policy) -> ConsumerConfig {
         ConsumerConfig {
             tenant: tenant.to_owned(),
             consumer: consumer.to_owned(),
@@ -48,7 +48,20 @@ impl Kafka {
     }
 }
 
-impl Brokers for Kafka {
+/// Refuses Kafka properties that a policy may not set. Only the client of the broker knows them.
+pub fn check_kafka(tenant: &str, name: &str, policy: &Policy) -> Result<()> {
+    let config = ConsumerConfig {
+        tenant: tenant.to_owned(),
+        consumer: name.to_owned(),
+        topics: policy.topics.clone(),
+        kafka: policy.kafka.clone(),
+        host_properties: BTreeMap::new(),
+        timing: Timing::default(),
+    };
+    Ok(config.check()?)
+}
+
+impl Brokers for BrokerAccess {
     fn positions<'a>(
         &'a self,
         tenant: &'a str,

@@ -86,7 +86,7 @@ pub(crate) async fn serve(
             get(|State(shared): State<Arc<Shared>>| async move { told(&shared.metrics.render()) }),
         )
         .with_state(shared);
-    oncebox_admin::listen::serve_plain(listener, router, "metrics", stop, GRACE).await;
+    oncebox_api::listen::serve_plain(listener, router, "metrics", stop, GRACE).await;
     kept.abort();
 }
 

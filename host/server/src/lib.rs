@@ -1,44 +1,40 @@
-//! The host: configuration, wiring, supervision and the command line.
+//! One host process: configuration, the reconciling of consumers, the pool that compiles components,
+//! and the endpoints of health and metrics. It parses no arguments.
+//!
+//! `serve::serve_until` is a host from its first to its last moment. The modules are declared in the
+//! order in which it uses them.
 
-#[macro_use]
-mod terminal;
-
-mod announcements;
-mod away;
-mod brokers;
-mod changes;
-pub mod cli;
-pub mod compilations;
-mod config;
-mod copies;
-mod deletions;
-mod demo;
-mod dev;
-mod duplicates;
-mod fleet;
-mod handlers;
+// Settings of the host.
+pub mod config;
+// Errors as text for operators.
+pub mod error_text;
+// Log lines.
+pub mod logs;
+// Health, readiness and metrics.
 mod http;
-mod lint;
-pub mod local;
-mod logs;
-mod messages;
-mod open;
-mod places;
-mod presence;
-mod report;
-mod routes;
-mod running;
-mod scratch;
-mod serve;
-mod sessions;
-mod starts;
-mod supervisor;
-mod tables;
+// The wait for the database and the brokers at the start.
+mod startup;
+// One host, from its configuration to its drain.
+pub mod serve;
+// Access to the brokers.
+pub mod brokers;
+// Components that are checked and compiled.
+pub mod compile;
+// The parts that all consumers share.
+mod context;
+// The loop that brings consumers to the state of their rows.
+mod reconcile;
+// Decisions of that loop: the actions that rows demand.
+mod plan;
+// Tasks beside that loop.
 mod tasks;
-mod uploads;
-mod verify;
-mod wakeups;
+// Reports of this host to the database.
+mod heartbeat;
+// Notifications of changed rows.
+mod notifications;
+// One consumer as this host runs it.
+pub mod consumer;
+// Sessions, databases and deletions of tenants.
+mod tenants;
 
 pub use config::Config;
-#[cfg(feature = "test-hooks")]
-pub use demo::events as demo_events;

@@ -1,4 +1,4 @@
-//! Log lines: readable on a terminal, JSON elsewhere, always on standard error.
+//! LogSettings lines: readable on a terminal, JSON elsewhere, always on standard error.
 
 use std::io::IsTerminal;
 
@@ -6,10 +6,10 @@ use anyhow::{Context, Result, ensure};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{EnvFilter, layer::SubscriberExt, util::SubscriberInitExt};
 
-use crate::config::{Log, LogFormat};
+use crate::config::{LogFormat, LogSettings};
 
 /// Starts logging; callable once per process.
-pub(crate) fn start(log: &Log) -> Result<()> {
+pub fn start(log: &LogSettings) -> Result<()> {
     let is_level = log.level.parse::<LevelFilter>().is_ok();
     ensure!(
         is_level || log.level.contains('='),

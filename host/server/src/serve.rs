@@ -3,9 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use oncebox_admin::Limits;
+use oncebox_api::Limits;
 use oncebox_control::{Admin, schema};
-use oncebox_inbox::Budget;
 use oncebox_kafka::Drained;
 use oncebox_runtime::{RuntimeConfig, WasmRuntime};
 use tokio::{
@@ -15,15 +14,21 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    away, brokers::Kafka, compilations::Compilations, config::Config, deletions, handlers::Loader,
-    http, open::Openings, supervisor::Supervisor, uploads::Uploads,
+    Config,
+    brokers::BrokerAccess,
+    compile::{Compilations, Uploads},
+    context::HostContext,
+    http,
+    reconcile::Supervisor,
+    startup,
+    tenants::deletion,
 };
 
 /// Longest time that open requests of the API may take at the end.
 const API_GRACE: Duration = Duration::from_secs(5);
 
 /// Serves until SIGTERM or SIGINT, then drains.
-pub(crate) async fn serve(config: &Config) -> Result<()> {
+pub async fn serve(config: &Config) -> Result<()> {
     let stop = CancellationToken::new();
     let signals = tokio::spawn(cancel_on_signal(stop.clone()));
     let outcome = serve_until(config, stop).await;
@@ -33,40 +38,29 @@ pub(crate) async fn serve(config: &Config) -> Result<()> {
 
 /// Serves until told to stop, then drains. An error of the configuration ends it at once; it waits
 /// for a database or a broker that is unavailable.
-pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()> {
+pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()> {
     let metrics = http::recorder()?;
     let admin = config.admin()?;
-    let kafka = Kafka::of(config)?;
-    let brokers = away::brokers(kafka.properties())?;
+    let kafka = BrokerAccess::of(config)?;
+    let brokers = startup::brokers(kafka.properties())?;
     let listener = http::bind(config.http.listen).await?;
     let address = listener.local_addr()?;
-    let api_listener = oncebox_admin::listen::Listener::bind(
+    let api_listener = oncebox_api::listen::Listener::bind(
         config.api.listen,
         config.api.certificate()?,
         config.api.mode,
     )
     .await?;
     let api_url = api_listener.url();
-    let runtime = WasmRuntime::new(RuntimeConfig {
-        // A transaction that was admitted never waits for an instance, which would count against
-        // its deadline; neither does it while components are started for a trial.
-        instances_max: config
-            .runtime
-            .instances_max
-            .max((config.database.connections_max + config.runtime.compile_workers) as u32),
-        component_bytes_max: config.runtime.component_bytes_max,
-        cache_dir: config.runtime.cache_dir.clone(),
-        compilations_max: config.runtime.compile_workers,
-        compiler: Some(config.runtime.compiler()),
-        ..RuntimeConfig::default()
-    })?;
+    let runtime = runtime(config)?;
     let decoder = config.schema_registry.decoder()?;
     let (readiness, ready) = watch::channel(Err("starting".to_owned()));
     let http_stop = CancellationToken::new();
     let http = tokio::spawn(http::serve(listener, metrics, ready, http_stop.clone()));
     let whole = async {
-        away::wait(&readiness, || away::database(config)).await?;
-        away::wait(&readiness, || away::answered(brokers.clone(), &config.kafka.brokers)).await
+        startup::wait(&readiness, || startup::database(config)).await?;
+        startup::wait(&readiness, || startup::answered(brokers.clone(), &config.kafka.brokers))
+            .await
     };
     let is_told_to_stop = tokio::select! {
         biased;
@@ -92,21 +86,9 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
         http_stop.clone(),
         API_GRACE,
     ));
-    let deleting = tokio::spawn(deletions::carry_on(admin.clone()));
-    let supervisor = Supervisor::new(
-        admin.clone(),
-        Loader::new(admin, components),
-        Budget::of(config.database.connections_max, config.host_bounds()),
-        config.session_settings(),
-        kafka,
-        decoder,
-        format!("{}/{}", hostname(), std::process::id()),
-        Openings::new(
-            Duration::from_millis(config.kafka.idle_after_ms),
-            Duration::from_millis(config.database.leave_after_ms),
-        ),
-        readiness,
-    );
+    let deleting = tokio::spawn(deletion::carry_on(admin.clone()));
+    let host = HostContext::new(config, admin, components, kafka, decoder);
+    let supervisor = Supervisor::new(host, readiness);
     tracing::info!(http = %address, api = api_url, brokers = config.kafka.brokers, "oncebox {} \
         serves", env!("CARGO_PKG_VERSION"));
     let drained = supervisor.run(stop, Duration::from_millis(config.shutdown.drain_ms)).await;
@@ -129,19 +111,36 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     Ok(())
 }
 
+/// Creates the runtime of the host's components.
+fn runtime(config: &Config) -> Result<WasmRuntime> {
+    Ok(WasmRuntime::new(RuntimeConfig {
+        // A transaction that was admitted never waits for an instance, which would count against
+        // its deadline; neither does it while components are started for a trial.
+        instances_max: config
+            .runtime
+            .instances_max
+            .max((config.database.connections_max + config.runtime.compile_workers) as u32),
+        component_bytes_max: config.runtime.component_bytes_max,
+        cache_dir: config.runtime.cache_dir.clone(),
+        compilations_max: config.runtime.compile_workers,
+        compiler: Some(config.runtime.compiler()),
+        ..RuntimeConfig::default()
+    })?)
+}
+
 fn api(
     config: &Config,
     admin: &Admin,
     components: Compilations,
-    kafka: Kafka,
-) -> oncebox_admin::Api {
+    kafka: BrokerAccess,
+) -> oncebox_api::Api {
     let limits = Limits {
         component_bytes_max: config.runtime.component_bytes_max,
         request_timeout: Duration::from_millis(config.api.request_timeout_ms),
         connections_max: config.database.connections_max,
         ..Limits::default()
     };
-    oncebox_admin::Api::new(
+    oncebox_api::Api::new(
         admin.for_requests(),
         Arc::new(Uploads { components }),
         limits,
@@ -152,14 +151,14 @@ fn api(
 
 /// Creates the database, unless it exists, and returns its name where it was created. It creates
 /// none for a configuration that could not serve with it.
-pub(crate) async fn create_database(config: &Config) -> Result<Option<String>> {
+pub async fn create_database(config: &Config) -> Result<Option<String>> {
     let options = config.connect_options()?;
     config.master_key()?;
     schema::create_database(&options).await.context("failed to prepare the database")
 }
 
 /// Brings the database up to date and logs the privileges that could not be revoked.
-pub(crate) async fn migrate(config: &Config) -> Result<()> {
+pub async fn migrate(config: &Config) -> Result<()> {
     let (options, admin) = (config.connect_options()?, config.admin()?);
     // Before anything is made: a pooler in between would drop the options of connections.
     admin.check_reach().await.context("failed to prepare the database")?;
@@ -175,7 +174,7 @@ pub(crate) async fn migrate(config: &Config) -> Result<()> {
 }
 
 /// Cancels the token on the first SIGTERM or SIGINT.
-pub(crate) async fn cancel_on_signal(stop: CancellationToken) -> Result<()> {
+pub async fn cancel_on_signal(stop: CancellationToken) -> Result<()> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {
         _ = term.recv() => {}
@@ -184,9 +183,4 @@ pub(crate) async fn cancel_on_signal(stop: CancellationToken) -> Result<()> {
     tracing::info!("draining");
     stop.cancel();
     Ok(())
-}
-
-fn hostname() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .map_or_else(|_| "host".to_owned(), |name| name.trim().to_owned())
 }

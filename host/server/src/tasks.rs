@@ -3,19 +3,22 @@
 
 use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
-use anyhow::{Context, Result, anyhow};
-use oncebox_control::{Consumer, Progress, Standing};
+use anyhow::{Context, Result, anyhow, bail};
+use oncebox_control::{Consumer, Progress, Standing, Work};
 use oncebox_kafka::Drained;
+use oncebox_model::policy::{Schemas, apart};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
 use crate::{
-    changes,
-    fleet::{Current, Fleet, Step, Urgency},
-    presence::{Presence, Reporter},
-    report,
-    routes::Routes,
-    running::Running,
-    supervisor::Supervisor,
+    consumer::{
+        operations,
+        router::Routes,
+        runtime::{ConsumerRuntime, StartParts},
+    },
+    context::HostContext,
+    error_text,
+    heartbeat::{Heartbeat, Reporter},
+    plan::{Action, Consumers, RunningConsumer, Urgency},
 };
 
 /// Longest drain of a consumer that is stopped: longer than the drain of its partitions.
@@ -27,9 +30,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PATIENCE_SUSPENDED: Duration = Duration::from_secs(1);
 
 /// The result of a task.
-pub(crate) enum Done {
+pub(crate) enum TaskResult {
     /// A started consumer, or the reason that it did not start.
-    Started { consumer_id: i32, started: Result<Box<Current>, String> },
+    Started { consumer_id: i32, started: Result<Box<RunningConsumer>, String> },
     /// Loaded deployments, or the error of loading them.
     Loaded { consumer: Box<Consumer>, made_for: i64, routes: Result<Arc<Routes>> },
     /// A stopped consumer.
@@ -38,7 +41,7 @@ pub(crate) enum Done {
     Changed { consumer_id: i32, note: Option<String> },
 }
 
-impl Done {
+impl TaskResult {
     /// Returns the id of the consumer that the result is about.
     pub(crate) fn consumer_id(&self) -> i32 {
         match self {
@@ -51,7 +54,7 @@ impl Done {
 }
 
 /// The purpose of a task, for the result of one that panicked.
-enum Meant {
+enum TaskPurpose {
     Start(i32),
     Load(Box<Consumer>),
     Stop(i32),
@@ -60,58 +63,64 @@ enum Meant {
 
 /// The tasks of a supervisor.
 pub(crate) struct Tasks {
-    host: Arc<Supervisor>,
+    host: Arc<HostContext>,
     /// Longest drain of all consumers at the end.
     within: Duration,
-    running: JoinSet<Done>,
-    meant: HashMap<Id, (Meant, AbortHandle)>,
+    running: JoinSet<TaskResult>,
+    meant: HashMap<Id, (TaskPurpose, AbortHandle)>,
 }
 
 impl Tasks {
-    pub(crate) fn new(host: Arc<Supervisor>, within: Duration) -> Self {
+    pub(crate) fn new(host: Arc<HostContext>, within: Duration) -> Self {
         Self { host, within, running: JoinSet::new(), meant: HashMap::new() }
     }
 
-    /// Begins the task of a step.
-    pub(crate) fn begin(&mut self, presence: &Presence, consumer_id: i32, step: Step) {
-        let (host, reporter) = (self.host.clone(), presence.reporter());
-        match step {
-            Step::Start(standing) => self.spawn(Meant::Start(consumer_id), async move {
+    /// Begins the task of an action.
+    pub(crate) fn begin(&mut self, heartbeat: &Heartbeat, consumer_id: i32, action: Action) {
+        let (host, reporter) = (self.host.clone(), heartbeat.reporter());
+        match action {
+            Action::Start(standing) => self.spawn(TaskPurpose::Start(consumer_id), async move {
                 let started = start(&host, &reporter, standing).await;
-                Done::Started {
+                TaskResult::Started {
                     consumer_id,
-                    started: started.map_err(|error| report::one_line(&error)),
+                    started: started.map_err(|error| error_text::one_line(&error)),
                 }
             }),
-            Step::Load(consumer) => {
-                self.spawn(Meant::Load(Box::new(consumer.clone())), async move {
+            Action::Load(consumer) => {
+                self.spawn(TaskPurpose::Load(Box::new(consumer.clone())), async move {
                     let made_for = consumer.revision;
                     let (consumer, routes) = load(&host, &reporter, consumer).await;
-                    Done::Loaded { consumer: Box::new(consumer), made_for, routes }
+                    TaskResult::Loaded { consumer: Box::new(consumer), made_for, routes }
                 })
             }
-            Step::Stop(current, urgency) => self.spawn(Meant::Stop(consumer_id), async move {
-                stop(*current, urgency).await;
-                Done::Stopped { consumer_id }
-            }),
-            Step::Change(standing) => self.spawn(Meant::Change(consumer_id), async move {
-                let changed = changes::carry_out(&host, &standing).await;
-                Done::Changed {
+            Action::Stop(current, urgency) => {
+                self.spawn(TaskPurpose::Stop(consumer_id), async move {
+                    stop(*current, urgency).await;
+                    TaskResult::Stopped { consumer_id }
+                })
+            }
+            Action::Change(standing) => self.spawn(TaskPurpose::Change(consumer_id), async move {
+                let changed = operations::carry_out(&host, &standing).await;
+                TaskResult::Changed {
                     consumer_id,
-                    note: changed.unwrap_or_else(|error| Some(report::one_line(&error))),
+                    note: changed.unwrap_or_else(|error| Some(error_text::one_line(&error))),
                 }
             }),
-            Step::Judge(_) => {}
+            Action::Judge(_) => {}
         }
     }
 
-    fn spawn(&mut self, meant: Meant, task: impl Future<Output = Done> + Send + 'static) {
+    fn spawn(
+        &mut self,
+        meant: TaskPurpose,
+        task: impl Future<Output = TaskResult> + Send + 'static,
+    ) {
         let handle = self.running.spawn(task);
         self.meant.insert(handle.id(), (meant, handle));
     }
 
     /// Waits for the result of the next task; without a task, for ever.
-    pub(crate) async fn next(&mut self) -> Done {
+    pub(crate) async fn next(&mut self) -> TaskResult {
         match self.running.join_next_with_id().await {
             Some(ended) => self.ended(ended),
             None => std::future::pending().await,
@@ -119,12 +128,12 @@ impl Tasks {
     }
 
     /// Returns the result of another task that has already ended.
-    pub(crate) fn try_next(&mut self) -> Option<Done> {
+    pub(crate) fn try_next(&mut self) -> Option<TaskResult> {
         let ended = self.running.try_join_next_with_id()?;
         Some(self.ended(ended))
     }
 
-    fn ended(&mut self, ended: Result<(Id, Done), JoinError>) -> Done {
+    fn ended(&mut self, ended: Result<(Id, TaskResult), JoinError>) -> TaskResult {
         let error = match ended {
             Ok((id, done)) => {
                 self.meant.remove(&id);
@@ -134,36 +143,37 @@ impl Tasks {
         };
         const PANICKED: &str = "a task of the host panicked; see its log";
         match self.meant.remove(&error.id()).expect("every task is noted").0 {
-            Meant::Start(consumer_id) => {
-                Done::Started { consumer_id, started: Err(PANICKED.to_owned()) }
+            TaskPurpose::Start(consumer_id) => {
+                TaskResult::Started { consumer_id, started: Err(PANICKED.to_owned()) }
             }
-            Meant::Load(consumer) => Done::Loaded {
+            TaskPurpose::Load(consumer) => TaskResult::Loaded {
                 made_for: consumer.revision,
                 consumer,
                 routes: Err(anyhow!(PANICKED)),
             },
-            Meant::Stop(consumer_id) => Done::Stopped { consumer_id },
-            Meant::Change(consumer_id) => {
-                Done::Changed { consumer_id, note: Some(PANICKED.to_owned()) }
+            TaskPurpose::Stop(consumer_id) => TaskResult::Stopped { consumer_id },
+            TaskPurpose::Change(consumer_id) => {
+                TaskResult::Changed { consumer_id, note: Some(PANICKED.to_owned()) }
             }
         }
     }
 
     /// Drains all consumers at once. Loading tasks are aborted; stopping and changing tasks run to
     /// their end.
-    pub(crate) async fn drain(mut self, fleet: Fleet) -> Drained {
+    pub(crate) async fn drain(mut self, consumers: Consumers) -> Drained {
         let within = self.within;
         let loading = self
             .meant
             .values()
-            .filter(|(meant, _)| matches!(meant, Meant::Start(_) | Meant::Load(_)));
+            .filter(|(meant, _)| matches!(meant, TaskPurpose::Start(_) | TaskPurpose::Load(_)));
         loading.for_each(|(_, handle)| handle.abort());
-        let drains =
-            futures::future::join_all(fleet.into_running().map(|running| running.drain(within)));
+        let drains = futures::future::join_all(
+            consumers.into_running().map(|running| running.drain(within)),
+        );
         let rest = async {
-            let mut started: Vec<Running> = Vec::new();
+            let mut started: Vec<ConsumerRuntime> = Vec::new();
             while !self.running.is_empty() {
-                if let Done::Started { started: Ok(current), .. } = self.next().await {
+                if let TaskResult::Started { started: Ok(current), .. } = self.next().await {
                     started.push(current.running);
                 }
             }
@@ -179,23 +189,60 @@ impl Tasks {
 
 /// Reads the row of a consumer. A limited number of starts read theirs at a time. None holds its
 /// permit while it waits for a tenant, its database or a compilation.
-async fn newest(host: &Supervisor, consumer_id: i32) -> Result<Consumer> {
+async fn newest(host: &HostContext, consumer_id: i32) -> Result<Consumer> {
     let _permit = host.starts.acquire().await.context("the host ends")?;
     host.admin.consumer_by_id(consumer_id).await?.context("the consumer is gone")
 }
 
 /// Loads and starts a consumer as its rows say now.
-async fn start(host: &Supervisor, reporter: &Reporter, standing: Standing) -> Result<Box<Current>> {
+async fn start(
+    host: &HostContext,
+    reporter: &Reporter,
+    standing: Standing,
+) -> Result<Box<RunningConsumer>> {
     let consumer = newest(host, standing.consumer_id).await?;
     reporter.report(consumer.consumer_id, consumer.generation, Progress::Compiling).await;
-    let running = host.start(&consumer, standing.work()).await?;
+    let running = start_here(host, &consumer, standing.work()).await?;
     // No await from here on: an aborted task would leave the consumer running.
-    Ok(Box::new(Current::new(running, consumer, &standing)))
+    Ok(Box::new(RunningConsumer::new(running, consumer, &standing)))
+}
+
+/// Loads a consumer and starts it.
+async fn start_here(
+    host: &HostContext,
+    consumer: &Consumer,
+    work: Work,
+) -> Result<ConsumerRuntime> {
+    let policy = consumer.policy()?;
+    let tenant = host.admin.tenant(&consumer.tenant).await?;
+    // Here, where no other consumer waits for it: a tenant's own database may be unavailable.
+    host.admin.prepare_place(&tenant).await?;
+    let routes = host.loader.load(&tenant, consumer, &policy).await?;
+    let sessions = host.sessions.of(host, &tenant)?;
+    let schemas = policy.schemas.clone();
+    let schemas = apart(move || Schemas::new(&schemas)).await?;
+    let trial = host.starting.trial(consumer);
+    if let Some(quarantine) = &consumer.quarantine {
+        bail!(quarantine.text(&consumer.tenant, &consumer.name));
+    }
+    // Last: slow work comes before it. A consumer that reads nothing makes no client.
+    let mark = match work {
+        Work::Read => Some(trial.begin().await?),
+        Work::Retry | Work::Rest => None,
+    };
+    ConsumerRuntime::start(
+        host,
+        consumer,
+        StartParts { routes, sessions, schemas, trial, mark },
+        host.look.clone(),
+        work,
+    )
+    .with_context(|| format!("failed to start consumer `{}/{}`", consumer.tenant, consumer.name))
 }
 
 /// Loads the newest deployments of a running consumer.
 async fn load(
-    host: &Supervisor,
+    host: &HostContext,
     reporter: &Reporter,
     consumer: Consumer,
 ) -> (Consumer, Result<Arc<Routes>>) {
@@ -213,7 +260,7 @@ async fn load(
     }
 }
 
-async fn stop(current: Current, urgency: Urgency) {
+async fn stop(current: RunningConsumer, urgency: Urgency) {
     let Consumer { tenant, name, .. } = &current.consumer;
     let patience = match urgency {
         Urgency::Finish => PATIENCE,

@@ -4,5 +4,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    oncebox_server::cli::main()
+    oncebox_cli::main()
 }

@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
+use oncebox_devkit::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::kafka::KafkaServer;
 use oncebox_tests::services::supervise;
 

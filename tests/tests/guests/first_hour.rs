@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_server::local::{free_port, process::Child};
+use oncebox_devkit::local::{free_port, process::Child};
 use oncebox_tests::{
     console,
     guests::{self, End},

@@ -78,7 +78,7 @@ fn the_harness_has_the_hosts_own_rules() {
 fn a_new_rust_project_passes_its_tests() {
     let folder = TempDir::new("guest-sdk");
     let project = folder.path().join("my-handler");
-    copy(&root().join("host/server/templates/rust"), &project);
+    copy(&root().join("host/devkit/templates/rust"), &project);
     copy(&root().join("guest-examples/guest"), &project.join("oncebox-guest"));
     // The versions that are built already.
     fs::copy(root().join("guest-examples/Cargo.lock"), project.join("Cargo.lock")).unwrap();

@@ -190,7 +190,7 @@ async fn attack(fixture: &HostileFixture, handlers: &[attacks::Case]) -> (usize,
 
 /// What is answered to every operation that reads, on its own things and on the victim's.
 async fn requests(fixture: &HostileFixture) -> Vec<String> {
-    let document = serde_json::to_value(oncebox_admin::document()).unwrap();
+    let document = serde_json::to_value(oncebox_api::document()).unwrap();
     let mut answers = Vec::new();
     for (path, item) in document["paths"].as_object().unwrap() {
         if item.get("get").is_none() || path == "/openapi.json" {

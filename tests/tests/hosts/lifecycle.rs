@@ -15,8 +15,8 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use oncebox_control::{NewToken, TokenRole};
+use oncebox_devkit::local::free_port;
 use oncebox_model::InboxError;
-use oncebox_server::local::free_port;
 use oncebox_tests::{
     host::{HostFixture, HostProcess, Options},
     program::WorkingDir,

@@ -14,8 +14,8 @@ use std::{
 
 use futures::{StreamExt, TryStreamExt, stream};
 use oncebox_control::{Admin, MasterKey, NewDeployment, Tenant};
+use oncebox_devkit::local::{broker::MockBroker, free_port};
 use oncebox_model::policy::Policy;
-use oncebox_server::local::{broker::MockBroker, free_port};
 use oncebox_tests::{
     host::{HostProcess, program},
     inbox,

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
+use oncebox_devkit::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::{
     host::{DEADLINE, HostFixture, HostProcess, Options, aside},
     kafka::KafkaServer,

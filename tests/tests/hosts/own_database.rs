@@ -15,9 +15,9 @@ use anyhow::{Context, Result, ensure};
 use oncebox_control::{
     Admin, DatabaseUrl, Filter, MasterKey, NewDeployment, NewVersion, Role, Slot,
 };
+use oncebox_devkit::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_inbox::SessionSettings;
 use oncebox_model::InboxError;
-use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::{
     host::{HostFixture, Options},
     inbox::{InboxFixture, PlainHandlers, Script, TestConsumer, deliver, record, records},

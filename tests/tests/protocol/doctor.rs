@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use oncebox_control::{Admin, Finding, HostLimits, MasterKey, Severity, Tenant, schema};
-use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
+use oncebox_devkit::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::{
     inbox::{InboxFixture, deliver, records},
     postgres::{create_database, drop_database, with_database},

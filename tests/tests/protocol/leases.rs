@@ -10,9 +10,9 @@ use std::{
 };
 
 use oncebox_control::{Action, BulkAction, Filter};
+use oncebox_devkit::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_inbox::{ConsumerInbox, SessionSettings, retry};
 use oncebox_model::{InboxError, handler::DeliveryKind, record::Record};
-use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::{
     host::{HostFixture, Options},
     inbox::{

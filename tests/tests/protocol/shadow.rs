@@ -766,7 +766,7 @@ async fn triggers_come_with_a_shadow_and_go_with_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shadow_with_one_changed_column_shows_exactly_that_on_the_demos_input() {
     const SCHEMA: &str = include_str!("../../../guest-examples/github-schema.sql");
-    let events = oncebox_server::demo_events(5, 1_200).unwrap();
+    let events = oncebox_devkit::demo_events(5, 1_200).unwrap();
     let log: Vec<_> = (0..).zip(&events).map(|(offset, event)| webhook(offset, event)).collect();
     let pushes = events.iter().filter(|(_, kind, _)| kind == "com.github.push").count() as i64;
     assert!(pushes > 10);
@@ -856,7 +856,7 @@ const COMPONENTS: &[(&str, &str)] = &[
 ];
 
 impl Components {
-    async fn load(fixture: &Stage, change: impl Fn(Vec<u8>) -> Vec<u8>) -> Self {
+    async fn load(fixture: &ShadowFixture, change: impl Fn(Vec<u8>) -> Vec<u8>) -> Self {
         let runtime = oncebox_runtime::WasmRuntime::new(oncebox_runtime::RuntimeConfig {
             instances_max: 4,
             ..Default::default()

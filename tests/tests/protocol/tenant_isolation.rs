@@ -96,9 +96,9 @@ impl IsolationFixture {
         let runtime =
             WasmRuntime::new(RuntimeConfig { instances_max: 4, ..RuntimeConfig::default() })
                 .unwrap();
-        let host = fixture.host_with(&consumer, fixture.scripts(), &settings);
-        let before = host_state(&fixture).await;
-        Self { fixture, consumer, victim, runtime, host, before }
+        let host = inbox.host_with(&consumer, inbox.scripts(), &settings);
+        let before = host_state(&inbox).await;
+        Self { inbox, consumer, victim, runtime, host, before }
     }
 
     async fn handler(&self, component: &[u8]) -> Arc<dyn Handler> {

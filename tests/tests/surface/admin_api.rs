@@ -10,7 +10,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use axum::http::StatusCode;
 use fixture::{Answer, ApiFixture};
-use oncebox_admin::{Limits, Mode, Principal, wire::Role};
+use oncebox_api::{Limits, Mode, Principal, wire::Role};
 use oncebox_tests::host::HostFixture;
 use serde_json::{Value, json};
 use steps::{Step, operations, steps};
@@ -316,7 +316,7 @@ async fn with_a_certificate_everything_is_encrypted() {
         "plain text on the port of TLS"
     );
     assert!(silent.await.unwrap() < Duration::from_secs(20), "a silent client is kept for ever");
-    let wrong = oncebox_admin::listen::Listener::bind(
+    let wrong = oncebox_api::listen::Listener::bind(
         "127.0.0.1:0".parse().unwrap(),
         Some((&certificate.certificate, &certificate.certificate)),
         Mode::Tokens,
@@ -355,7 +355,7 @@ async fn without_tokens_only_this_machine_is_answered() {
     let said = server.talk(request("GET", "/v1/whoami", &[("host", &own)], "").as_bytes()).await;
     assert!(said.starts_with("HTTP/1.1 200") && said.contains("\"admin\""), "{said}");
     let others =
-        oncebox_admin::listen::Listener::bind("0.0.0.0:0".parse().unwrap(), None, Mode::Open).await;
+        oncebox_api::listen::Listener::bind("0.0.0.0:0".parse().unwrap(), None, Mode::Open).await;
     assert!(others.err().expect("not for others").to_string().contains("loopback"));
     server.stop().await;
     fixture.finish().await;
@@ -422,7 +422,7 @@ async fn changes_bear_the_name_of_who_made_them() {
 fn the_document_is_the_committed_one() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
     let committed = std::fs::read_to_string(path).unwrap_or_default();
-    let document = oncebox_admin::document().to_pretty_json().unwrap() + "\n";
+    let document = oncebox_api::document().to_pretty_json().unwrap() + "\n";
     assert!(committed == document, "write it anew: `oncebox openapi > docs/openapi.json`");
 }
 
@@ -430,13 +430,13 @@ fn the_document_is_the_committed_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_token_is_in_any_log() {
     let fixture = HostFixture::new().await.unwrap();
-    let address = format!("127.0.0.1:{}", oncebox_server::local::free_port().unwrap());
+    let address = format!("127.0.0.1:{}", oncebox_devkit::local::free_port().unwrap());
     let variables = [
         ("ONCEBOX_LOG_LEVEL", "debug,sqlx=debug,hyper=trace"),
         ("ONCEBOX_API_LISTEN", address.as_str()),
     ];
     let host = fixture.start_ready("host", &variables).await.unwrap();
-    let new = oncebox_admin_token(&fixture).await;
+    let new = oncebox_api_token(&fixture).await;
     let server = wire::Plain(address.parse().unwrap());
     let wrong = format!("obx_{}", "ab".repeat(32));
     let mut secrets = vec![new.clone(), wrong.clone()];
@@ -504,7 +504,7 @@ async fn no_token_is_in_any_log() {
     }
 }
 
-async fn oncebox_admin_token(fixture: &HostFixture) -> String {
+async fn oncebox_api_token(fixture: &HostFixture) -> String {
     let new = oncebox_control::NewToken {
         name: "first",
         role: oncebox_control::TokenRole::Admin,

@@ -14,7 +14,7 @@ use std::{
 };
 
 use oncebox_control::MasterKey;
-use oncebox_server::local::{free_port, process::Child};
+use oncebox_devkit::local::{free_port, process::Child};
 use oncebox_tests::{
     guests::{self, End},
     kafka::KafkaServer,

@@ -4,7 +4,7 @@
 
 use std::{net::TcpListener, process::Command};
 
-use oncebox_server::local::free_port;
+use oncebox_devkit::local::free_port;
 use oncebox_tests::{
     cli::{Access, CliFixture},
     guests::{self, End},

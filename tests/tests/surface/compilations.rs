@@ -11,7 +11,7 @@ use std::{
 
 use oncebox_control::{Begun, Compiled, NewVersion, Version};
 use oncebox_runtime::{Compiler, RuntimeConfig, WasmRuntime, encode_component};
-use oncebox_server::compilations::Compilations;
+use oncebox_server::compile::Compilations;
 use oncebox_tests::{host::program, inbox::InboxFixture};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;

@@ -10,11 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use oncebox_devkit::local::process::is_running;
 use oncebox_model::policy::Limits;
 use oncebox_runtime::{
     Compiler, HandlerSettings, LoadError, RuntimeConfig, WasmRuntime, encode_component,
 };
-use oncebox_server::local::process::is_running;
 use oncebox_tests::{host::program, program::in_own_process};
 
 const LEDGER: &[u8] = include_bytes!("../../../guest-examples/components/ledger.wasm");

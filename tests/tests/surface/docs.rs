@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_server::local::{
+use oncebox_devkit::local::{
     free_port,
     postgres::{PostgresOptions, PrivatePostgres},
 };
@@ -43,10 +43,7 @@ const PAGES: [Page; 6] = [README, CURES, VERIFY, VERSIONS, LANGUAGES, BENCHMARK]
 const README: Page = Page {
     path: "README.md",
     not_run: &[
-        (
-            "cargo build -p oncebox-server",
-            "takes ten minutes; the tests' own build is in its place",
-        ),
+        ("cargo build -p oncebox-cli", "takes ten minutes; the tests' own build is in its place"),
         (
             "rustup target add wasm32-wasip2",
             "changes the machine; `build.sh` takes Debian's rustc-web as well, as in first_hour.rs",

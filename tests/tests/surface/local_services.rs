@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use oncebox_server::local::broker::MockBroker;
-use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
-use oncebox_server::local::process::is_running;
+use oncebox_devkit::local::broker::MockBroker;
+use oncebox_devkit::local::postgres::{PostgresOptions, PrivatePostgres};
+use oncebox_devkit::local::process::is_running;
 use oncebox_tests::kafka::KafkaServer;
 use oncebox_tests::postgres::{TestDatabase, create_database, drop_database};
 use oncebox_tests::temp_dir::TempDir;

@@ -15,13 +15,13 @@ use std::{
 };
 
 use oncebox_control::{Admin, MasterKey, NewDeployment, NewToken, Tenant, TokenRole, schema};
-use oncebox_model::policy::Policy;
-use oncebox_server::local::{
+use oncebox_devkit::local::{
     broker::MockBroker,
     free_port,
     postgres::{PostgresOptions, PrivatePostgres},
     process::Child,
 };
+use oncebox_model::policy::Policy;
 use oncebox_tests::{attacks::FUNCTIONS, http, program};
 use rdkafka::{
     ClientConfig,

@@ -15,7 +15,7 @@ use axum::{
 };
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
-use oncebox_admin::{
+use oncebox_api::{
     Api, Asking, Brokers, Checked, Checking, Components, GroupPosition, Limits, Mode, Principal,
     Problem, SeekTo, Unchecked, wire::Role,
 };
@@ -151,7 +151,7 @@ impl ApiFixture {
                 .expect("a runtime");
         let api = Api::new(inbox.admin.clone(), Arc::new(Compiling(runtime)), limits, mode)
             .with_brokers(Arc::new(OnePartition));
-        let router = oncebox_admin::router(api.clone());
+        let router = oncebox_api::router(api.clone());
         Self { inbox, api, router, tokens, expired, revoked, deployment_id: AtomicI64::new(1) }
     }
 

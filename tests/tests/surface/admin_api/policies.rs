@@ -5,7 +5,7 @@
 use std::{ffi::CString, mem::MaybeUninit, thread, time::Duration};
 
 use axum::http::StatusCode;
-use oncebox_admin::{Limits, Mode, wire::Role};
+use oncebox_api::{Limits, Mode, wire::Role};
 use oncebox_model::policy::{TOPICS_MAX, topic_fault, topics_fault};
 use serde_json::{Value, json};
 

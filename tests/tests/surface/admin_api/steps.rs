@@ -74,7 +74,7 @@ pub fn fill(template: &str, deployment_id: i64) -> String {
 
 /// The operations of the document, with what each asks for.
 pub fn operations() -> BTreeMap<(String, String), String> {
-    let document = serde_json::to_value(oncebox_admin::document()).unwrap();
+    let document = serde_json::to_value(oncebox_api::document()).unwrap();
     let mut all = BTreeMap::new();
     for (path, item) in document["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {

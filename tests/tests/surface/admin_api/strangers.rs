@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_admin::{Limits, Mode, wire::Role};
+use oncebox_api::{Limits, Mode, wire::Role};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, TcpStream},

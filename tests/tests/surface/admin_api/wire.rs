@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use oncebox_admin::listen::Listener;
+use oncebox_api::listen::Listener;
 use openssl::ssl::{SslConnector, SslMethod};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},

@@ -1,0 +1,177 @@
+//! The HTTP API: all operations of operators and tenants, over the functions of `oncebox-control`.
+//! Routes, wire types and document come from one place each. Requests are authorized by the
+//! document.
+
+mod audit;
+mod auth;
+mod brokers;
+mod changes;
+mod components;
+mod connections;
+mod consumer_changes;
+mod consumers;
+mod deployments;
+mod doctor;
+mod edit;
+mod error;
+mod export;
+mod extract;
+mod handlers;
+mod hosts;
+mod inbox;
+pub mod listen;
+mod migrations;
+mod openapi;
+mod origin;
+mod request;
+mod seek;
+mod shadows;
+mod tenant_changes;
+mod tenants;
+mod tokens;
+mod upload;
+mod versions;
+mod whoami;
+pub mod wire;
+
+pub use auth::Principal;
+pub use brokers::{Asking, BrokerError, Brokers, GroupPosition, SeekTo, SeekToOffset};
+pub use components::{Checked, Checking, Components, Unchecked};
+pub use error::{ApiError, Code, Problem, ProblemDetails};
+pub use openapi::document;
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use axum::{Router, middleware};
+use oncebox_control::Admin;
+use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
+
+/// The callers that the API answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Callers with a valid token.
+    Tokens,
+    /// All programs of this machine, without a token; for `oncebox dev`, on a loopback address.
+    Open,
+}
+
+/// Bounds of requests.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Largest JSON body, bytes.
+    pub json_bytes_max: usize,
+    /// Largest upload, bytes.
+    pub component_bytes_max: usize,
+    /// Longest duration of a request.
+    pub request_timeout: Duration,
+    /// Longest duration of an upload.
+    pub upload_timeout: Duration,
+    /// Longest pause within an upload.
+    pub idle_timeout: Duration,
+    /// Largest number of uploads in memory at a time.
+    pub uploads_max: usize,
+    /// Database connections that a host opens at most, for all tenants together. `doctor` checks
+    /// that the server allows them.
+    pub connections_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            json_bytes_max: 1 << 20,
+            component_bytes_max: 64 << 20,
+            request_timeout: Duration::from_secs(30),
+            upload_timeout: Duration::from_secs(300),
+            idle_timeout: Duration::from_secs(15),
+            uploads_max: 2,
+            connections_max: 32,
+        }
+    }
+}
+
+/// The state that all routes share.
+#[derive(Clone)]
+pub struct Api(Arc<Shared>);
+
+struct Shared {
+    admin: Admin,
+    components: Arc<dyn Components>,
+    brokers: OnceLock<Arc<dyn Brokers>>,
+    limits: Limits,
+    mode: Mode,
+    uploads: Semaphore,
+    tasks: TaskTracker,
+}
+
+impl Api {
+    /// Creates the API over a database.
+    pub fn new(admin: Admin, components: Arc<dyn Components>, limits: Limits, mode: Mode) -> Self {
+        let uploads = Semaphore::new(limits.uploads_max);
+        Self(Arc::new(Shared {
+            admin,
+            components,
+            brokers: OnceLock::new(),
+            limits,
+            mode,
+            uploads,
+            tasks: TaskTracker::new(),
+        }))
+    }
+
+    /// Adds the brokers, in a process that can reach them.
+    #[must_use]
+    pub fn with_brokers(self, brokers: Arc<dyn Brokers>) -> Self {
+        let _ = self.0.brokers.set(brokers); // earlier brokers stay
+        self
+    }
+
+    /// Waits for the tasks of all requests, also of those whose clients are gone.
+    pub async fn finish(&self) {
+        self.0.tasks.close();
+        self.0.tasks.wait().await;
+    }
+
+    pub(crate) fn admin(&self) -> &Admin {
+        &self.0.admin
+    }
+
+    pub(crate) fn components(&self) -> &dyn Components {
+        &*self.0.components
+    }
+
+    pub(crate) fn brokers(&self) -> Option<&dyn Brokers> {
+        self.0.brokers.get().map(|brokers| &**brokers)
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.0.limits
+    }
+
+    /// Returns the callers that the API answers.
+    pub fn mode(&self) -> Mode {
+        self.0.mode
+    }
+
+    pub(crate) fn uploads(&self) -> &Semaphore {
+        &self.0.uploads
+    }
+
+    pub(crate) fn tasks(&self) -> &TaskTracker {
+        &self.0.tasks
+    }
+}
+
+/// Returns the API as a service. A caller in this process uses tower's `oneshot`, with a
+/// [`Principal`] among the request's extensions.
+pub fn router(api: Api) -> Router {
+    let (routes, document) = openapi::routes().split_for_parts();
+    let gate = auth::Gate { api: api.clone(), rules: Arc::new(auth::Rules::of(&document)) };
+    routes
+        .with_state(api.clone())
+        .layer(middleware::from_fn_with_state(gate, auth::gate))
+        .layer(middleware::from_fn_with_state(api, request::around))
+}

@@ -1,0 +1,289 @@
+//! The command line: one file per noun.
+
+#[macro_use]
+extern crate oncebox_devkit;
+
+// The words of the command line.
+mod arguments;
+// Options that name a server.
+mod server;
+// The host.
+mod keys;
+// Authors of handlers.
+mod new;
+mod dev;
+mod send;
+mod demo;
+mod test;
+mod verify;
+mod component;
+mod policy;
+mod completions;
+// Tenants and consumers.
+mod tenant;
+mod consumer;
+// Versions and deployments.
+mod version;
+mod deploy;
+mod canary;
+mod shadow;
+mod rollback;
+mod deployments;
+mod apply;
+// Messages.
+mod inbox;
+mod why;
+// The installation.
+mod hosts;
+mod doctor;
+mod token;
+mod audit;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use oncebox_devkit::{
+    api::{Api, Remote, local_api},
+    dev::{quiet, running::ready},
+    output,
+};
+use oncebox_server::{Config, error_text, logs, serve};
+
+use self::{arguments::Arguments, server::ServerArgs};
+
+/// Message handlers as WebAssembly components, each effect exactly once.
+#[derive(Parser)]
+#[command(name = "oncebox", version, max_term_width = 100)]
+struct Cli {
+    /// The host's configuration
+    #[arg(long, short, global = true, env = "ONCEBOX_CONFIG")]
+    config: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(flatten)]
+    server: ServerArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a host: consume, run handlers, commit, ack
+    Serve,
+    /// Create the database where it does not exist, and bring it up to date
+    Migrate,
+    /// The master key
+    #[command(subcommand)]
+    Keys(keys::KeysCommand),
+    /// Write a new handler's project: sources, build script, tables, messages
+    New(new::NewArgs),
+    /// Run a host with a PostgreSQL and a broker of its own
+    Dev(dev::DevArgs),
+    /// Publish the messages of a file
+    Send(send::SendArgs),
+    /// Run the main job on real input, kill it again and again, and count the effects
+    Demo(demo::DemoArgs),
+    /// Run a handler on messages and show what it does; nothing is kept
+    Test(test::TestArgs),
+    /// Kill a handler at every step, deliver its messages in every way, compare the effects
+    Verify(verify::VerifyArgs),
+    /// Components as files
+    #[command(subcommand)]
+    Component(component::ComponentCommand),
+    /// Policies as files
+    #[command(subcommand)]
+    Policy(policy::PolicyCommand),
+    /// Print the OpenAPI document of the HTTP API
+    Openapi,
+    /// Print a script that completes commands in a shell
+    Completions(completions::CompletionsArgs),
+    #[command(flatten)]
+    OfApi(ApiCommand),
+}
+
+/// Commands that speak the API.
+#[derive(Subcommand)]
+enum ApiCommand {
+    /// Tenants
+    #[command(subcommand)]
+    Tenant(tenant::TenantCommand),
+    /// Consumers
+    #[command(subcommand)]
+    Consumer(consumer::ConsumerCommand),
+    /// Versions of handlers
+    #[command(subcommand)]
+    Version(version::VersionCommand),
+    /// Make a component the live handler of an event type
+    Deploy(deploy::DeployArgs),
+    /// Try a version on a share of the ordering keys
+    #[command(subcommand)]
+    Canary(canary::CanaryCommand),
+    /// Try a version on live messages, without an effect
+    #[command(subcommand)]
+    Shadow(shadow::ShadowCommand),
+    /// Go back to the version before, or to a named one
+    Rollback(rollback::RollbackArgs),
+    /// List what is deployed, and how far the hosts are with it
+    Deployments(deployments::DeploymentsArgs),
+    /// Make tenants, consumers and deployments what a file says
+    Apply(apply::ApplyArgs),
+    /// Look into the inbox
+    #[command(subcommand)]
+    Inbox(inbox::InboxCommand),
+    /// Tell the history of a message: what became of it, what it waits for, what to do
+    Why(why::WhyArgs),
+    /// List the hosts that run
+    Hosts,
+    /// Look whether the database keeps tenants apart, and say what to do where it does not
+    Doctor,
+    /// Who may use the API
+    #[command(subcommand)]
+    Token(token::TokenCommand),
+    /// List who changed what
+    Audit(audit::AuditArgs),
+}
+
+impl Command {
+    /// Returns whether the command only asks and prints, so that nothing is left half done when it
+    /// ends in the middle.
+    fn is_short(&self) -> bool {
+        matches!(
+            self,
+            Self::OfApi(_)
+                | Self::Component(_)
+                | Self::Policy(_)
+                | Self::New(_)
+                | Self::Openapi
+                | Self::Completions(_)
+        )
+    }
+}
+
+/// Parses the command line, runs the command, and ends with one clear line when something is wrong.
+pub fn main() -> ExitCode {
+    let mut words = std::env::args_os().skip(1);
+    // A host and `verify` start these subcommands of this program; they are no commands of an
+    // operator.
+    match words.next().as_ref().and_then(|word| word.to_str()) {
+        // The compiler needs neither a configuration nor our threads: it reads a component and
+        // writes its code.
+        Some(oncebox_runtime::COMPILE_SUBCOMMAND) => {
+            return oncebox_runtime::compile_stdin(
+                &words.next().unwrap_or_default().to_string_lossy(),
+            );
+        }
+        Some(oncebox_devkit::verify::SUBCOMMAND) => {
+            return on_executor(oncebox_devkit::verify::work());
+        }
+        _ => {}
+    }
+    let (cli, arguments) = arguments::parse();
+    if cli.command.is_short() {
+        // A reader that closes the pipe ends the command, as everywhere, and does not make it
+        // panic.
+        // SAFETY: no other thread runs yet, and the default action needs no handler.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    }
+    on_executor(run(cli, arguments))
+}
+
+/// Runs a future to completion on an executor of its own.
+fn on_executor(work: impl Future<Output = Result<()>>) -> ExitCode {
+    let runtime = match oncebox_runtime::executor() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error.into()),
+    };
+    let outcome = runtime.block_on(work);
+    // Tasks that still run after the drain's deadline hold no promise.
+    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}
+
+fn fail(error: &anyhow::Error) -> ExitCode {
+    let mut lines = error_text::lines(error).into_iter();
+    eprintln!("error: {}", lines.next().unwrap_or_default());
+    lines.for_each(|line| eprintln!("  {line}"));
+    ExitCode::FAILURE
+}
+
+async fn run(cli: Cli, arguments: Arguments) -> Result<()> {
+    let config = Config::load(cli.config.as_deref())?;
+    let json = cli.json;
+    if !matches!(cli.command, Command::OfApi(_)) {
+        cli.server.refuse()?;
+    }
+    match cli.command {
+        Command::Serve => {
+            logs::start(&config.log)?;
+            serve::serve(&config).await
+        }
+        Command::Migrate => {
+            logs::start(&config.log)?;
+            let created = serve::create_database(&config).await?;
+            if let Some(database) = created.filter(|_| !json) {
+                println!("database `{database}` created");
+            }
+            serve::migrate(&config).await?;
+            output::done(json, "the database is up to date")
+        }
+        Command::Keys(command) => keys::run(&ready(&config).await?, command, json).await,
+        Command::New(args) => new::run(args, json),
+        Command::Dev(args) => {
+            logs::start(&quiet(&config.log))?;
+            dev::run(config, args).await
+        }
+        Command::Send(args) => send::run(&config, args, json).await,
+        Command::Demo(args) => demo::run(args, json).await,
+        Command::Test(args) => test::run(&config, args, json).await,
+        Command::Verify(args) => verify::run(args, json).await,
+        Command::Component(command) => component::run(command, json),
+        Command::Policy(command) => policy::run(command, json),
+        Command::Openapi => output::json(&oncebox_api::document()),
+        Command::Completions(args) => completions::run(&args),
+        command @ Command::OfApi(_) => {
+            let api = api(&config, &cli.server).await?;
+            match arguments.complete(&api, command).await? {
+                Command::OfApi(command) => speak(&api, command, json).await,
+                _ => unreachable!("names alone were added"),
+            }
+        }
+    }
+}
+
+async fn speak(api: &Api, command: ApiCommand, json: bool) -> Result<()> {
+    match command {
+        ApiCommand::Tenant(command) => tenant::run(api, command, json).await,
+        ApiCommand::Consumer(command) => consumer::run(api, command, json).await,
+        ApiCommand::Version(command) => version::run(api, command, json).await,
+        ApiCommand::Deploy(args) => deploy::run(api, args, json).await,
+        ApiCommand::Canary(command) => canary::run(api, command, json).await,
+        ApiCommand::Shadow(command) => shadow::run(api, command, json).await,
+        ApiCommand::Rollback(args) => rollback::run(api, args, json).await,
+        ApiCommand::Deployments(args) => deployments::run(api, args, json).await,
+        ApiCommand::Apply(args) => apply::run(api, args, json).await,
+        ApiCommand::Inbox(command) => inbox::run(api, command, json).await,
+        ApiCommand::Why(args) => why::run(api, args, json).await,
+        ApiCommand::Hosts => hosts::run(api, json).await,
+        ApiCommand::Doctor => doctor::run(api, json).await,
+        ApiCommand::Token(command) => token::run(api, command, json).await,
+        ApiCommand::Audit(args) => audit::run(api, args, json).await,
+    }
+}
+
+/// Returns the API of the server that is named, else that of this process, over the database.
+async fn api(config: &Config, server: &ServerArgs) -> Result<Api> {
+    match &server.server {
+        Some(url) => {
+            Ok(Api::There(Remote::new(url, &server.remote(), std::env::var("ONCEBOX_TOKEN").ok())?))
+        }
+        None => {
+            server.refuse()?;
+            local_api(config, ready(config).await?)
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The plan, carried out step by step. A step that fails ends it. The steps before it stay, and the
+//! next run goes on.
+
+use anyhow::{Context, Result};
+use oncebox_api::wire::{self, NewConsumer, NewDeployment, NewTenant};
+
+use super::{
+    file,
+    plan::{PlanLine, Sign, What},
+};
+use crate::{
+    api::{Api, path},
+    policy_file::policy_object,
+    slot::Slot,
+    upload::Upload,
+};
+
+/// Carries out what is to be created or changed. Returns the deployments that were made.
+pub async fn carry_out(
+    api: &Api,
+    changes: &[PlanLine<'_>],
+) -> Result<Vec<(Slot, wire::Deployment)>> {
+    let mut deployed = Vec::new();
+    // The tenants and versions of all come first: a component that cannot be deployed stops
+    // everything else.
+    let (first, rest): (Vec<_>, Vec<_>) = changes
+        .iter()
+        .filter(|change| change.sign != Sign::Keep)
+        .partition(|change| matches!(change.what, What::Tenant(_) | What::Version { .. }));
+    for change in first.into_iter().chain(rest) {
+        match &change.what {
+            What::Tenant(tenant) => tenant_is_made(api, tenant).await?,
+            What::Version { tenant, handler, source } => {
+                version_is_made(api, tenant, handler, source).await?
+            }
+            What::Migration { tenant, migration } => {
+                let made: Result<wire::Migration> =
+                    api.post(&path(&["tenants", tenant, "migrations"]), &migration.to_send()).await;
+                made.with_context(|| format!("`{}`", migration.path.display()))?;
+            }
+            What::Consumer { tenant, consumer } => {
+                let new = NewConsumer {
+                    name: consumer.name.clone(),
+                    policy: policy_object(&consumer.policy)?,
+                };
+                let _: wire::Consumer =
+                    api.post(&path(&["tenants", tenant, "consumers"]), &new).await?;
+            }
+            What::Deployment { tenant, consumer, deployment } => {
+                deployed.push(deploy(api, tenant, consumer, deployment).await?)
+            }
+        }
+    }
+    Ok(deployed)
+}
+
+async fn tenant_is_made(api: &Api, tenant: &file::TenantSpec) -> Result<()> {
+    let _: wire::Tenant = api
+        .post(
+            &path(&["tenants"]),
+            &NewTenant { name: tenant.name.clone(), migrations: Vec::new(), database_url: None },
+        )
+        .await?;
+    Ok(())
+}
+
+async fn version_is_made(
+    api: &Api,
+    tenant: &str,
+    handler: &str,
+    source: &file::VersionSource,
+) -> Result<()> {
+    if let file::VersionSource::File { path, bytes, .. } = source {
+        Upload { tenant, handler, name: path.display().to_string(), bytes: bytes.clone() }
+            .until_ready(api)
+            .await?;
+    }
+    Ok(())
+}
+
+async fn deploy(
+    api: &Api,
+    tenant: &str,
+    consumer: &str,
+    deployment: &file::DeploymentSpec,
+) -> Result<(Slot, wire::Deployment)> {
+    let file::DeploymentSpec {
+        event_type,
+        event_versions,
+        handler,
+        source,
+        settings,
+        limits,
+        requires_migration,
+        retries,
+    } = deployment;
+    let slot = Slot {
+        tenant: tenant.to_owned(),
+        consumer: consumer.to_owned(),
+        event_type: event_type.clone(),
+        event_versions: event_versions.clone(),
+    };
+    let new = NewDeployment {
+        event_type: event_type.clone(),
+        event_versions: event_versions.clone(),
+        handler: handler.clone(),
+        version: match source {
+            file::VersionSource::File { digest, .. } => digest.clone(),
+            file::VersionSource::Uploaded(digest) => digest.clone(),
+        },
+        settings: settings.clone(),
+        limits: limits.clone(),
+        requires_migration: requires_migration.clone(),
+        retries: *retries,
+    };
+    let deployed: Result<wire::Deployment> = api.post(&slot.path(&["deployments"]), &new).await;
+    let deployed = deployed.with_context(|| format!("failed to deploy to {}", slot.shown()))?;
+    Ok((slot, deployed))
+}

@@ -1,0 +1,73 @@
+//! Overrides of settings by the environment.
+
+use anyhow::anyhow;
+use oncebox_model::policy::toml_error;
+
+/// Section and key of each setting, with the variable that overrides it.
+pub(super) const OVERRIDES: &[(&str, &str, &str)] = &[
+    ("database", "url", "ONCEBOX_DATABASE_URL"),
+    ("database", "connections_max", "ONCEBOX_DATABASE_CONNECTIONS_MAX"),
+    ("database", "statement_timeout_ms", "ONCEBOX_DATABASE_STATEMENT_TIMEOUT_MS"),
+    ("database", "lock_timeout_ms", "ONCEBOX_DATABASE_LOCK_TIMEOUT_MS"),
+    (
+        "database",
+        "idle_in_transaction_timeout_ms",
+        "ONCEBOX_DATABASE_IDLE_IN_TRANSACTION_TIMEOUT_MS",
+    ),
+    ("database", "migration_lock_timeout_ms", "ONCEBOX_DATABASE_MIGRATION_LOCK_TIMEOUT_MS"),
+    ("database", "migration_attempts_max", "ONCEBOX_DATABASE_MIGRATION_ATTEMPTS_MAX"),
+    (
+        "database",
+        "migration_statement_timeout_ms",
+        "ONCEBOX_DATABASE_MIGRATION_STATEMENT_TIMEOUT_MS",
+    ),
+    ("database", "leave_after_ms", "ONCEBOX_DATABASE_LEAVE_AFTER_MS"),
+    ("kafka", "brokers", "ONCEBOX_KAFKA_BROKERS"),
+    ("kafka", "idle_after_ms", "ONCEBOX_KAFKA_IDLE_AFTER_MS"),
+    ("schema_registry", "url", "ONCEBOX_SCHEMA_REGISTRY_URL"),
+    ("schema_registry", "username", "ONCEBOX_SCHEMA_REGISTRY_USERNAME"),
+    ("schema_registry", "password_file", "ONCEBOX_SCHEMA_REGISTRY_PASSWORD_FILE"),
+    ("schema_registry", "ca_file", "ONCEBOX_SCHEMA_REGISTRY_CA_FILE"),
+    ("keys", "master_key_file", "ONCEBOX_KEYS_MASTER_KEY_FILE"),
+    ("keys", "previous_master_key_file", "ONCEBOX_KEYS_PREVIOUS_MASTER_KEY_FILE"),
+    ("runtime", "instances_max", "ONCEBOX_RUNTIME_INSTANCES_MAX"),
+    ("runtime", "transactions_max", "ONCEBOX_RUNTIME_TRANSACTIONS_MAX"),
+    ("runtime", "tenant_transactions_max", "ONCEBOX_RUNTIME_TENANT_TRANSACTIONS_MAX"),
+    ("runtime", "deadline_ms_max", "ONCEBOX_RUNTIME_DEADLINE_MS_MAX"),
+    ("runtime", "memory_bytes_max", "ONCEBOX_RUNTIME_MEMORY_BYTES_MAX"),
+    ("runtime", "cache_dir", "ONCEBOX_RUNTIME_CACHE_DIR"),
+    ("runtime", "component_bytes_max", "ONCEBOX_RUNTIME_COMPONENT_BYTES_MAX"),
+    ("runtime", "compile_workers", "ONCEBOX_RUNTIME_COMPILE_WORKERS"),
+    ("runtime", "compile_memory_bytes_max", "ONCEBOX_RUNTIME_COMPILE_MEMORY_BYTES_MAX"),
+    ("runtime", "compile_timeout_ms", "ONCEBOX_RUNTIME_COMPILE_TIMEOUT_MS"),
+    ("http", "listen", "ONCEBOX_HTTP_LISTEN"),
+    ("api", "listen", "ONCEBOX_API_LISTEN"),
+    ("api", "tls_certificate_file", "ONCEBOX_API_TLS_CERTIFICATE_FILE"),
+    ("api", "tls_key_file", "ONCEBOX_API_TLS_KEY_FILE"),
+    ("api", "request_timeout_ms", "ONCEBOX_API_REQUEST_TIMEOUT_MS"),
+    ("log", "format", "ONCEBOX_LOG_FORMAT"),
+    ("log", "level", "ONCEBOX_LOG_LEVEL"),
+    ("shutdown", "drain_ms", "ONCEBOX_SHUTDOWN_DRAIN_MS"),
+];
+
+/// Returns the error for a setting that the environment overrides. The file was read without an
+/// error before, so the variable is at fault.
+pub(super) fn from_environment(error: &toml::de::Error) -> anyhow::Error {
+    let place = error.to_string();
+    let blamed =
+        OVERRIDES.iter().find(|(section, key, _)| place.contains(&format!("`{section}.{key}`")));
+    anyhow!(
+        "failed to read {}: {}",
+        blamed.map_or("a setting from the environment", |(_, _, variable)| variable),
+        toml_error("", error)
+    )
+}
+
+/// Puts a value of the environment into the table, as an integer where it is one.
+pub(super) fn set(table: &mut toml::Table, section: &str, key: &str, value: &str) {
+    let section = table.entry(section).or_insert_with(|| toml::Table::new().into());
+    let value = value.parse::<i64>().map_or_else(|_| value.into(), toml::Value::from);
+    if let Some(section) = section.as_table_mut() {
+        section.insert(key.to_owned(), value);
+    }
+}

@@ -1,0 +1,80 @@
+//! Settings of the addresses that the host listens on.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Result, bail};
+use serde::Deserialize;
+
+/// `[http]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HttpSettings {
+    /// Address of `/healthz`, `/readyz` and `/metrics`.
+    pub listen: SocketAddr,
+    /// Whether the configuration names the address; `oncebox dev` takes a free one otherwise.
+    #[serde(skip)]
+    pub is_chosen: bool,
+}
+
+impl Default for HttpSettings {
+    fn default() -> Self {
+        Self { listen: SocketAddr::from(([127, 0, 0, 1], 9464)), is_chosen: false }
+    }
+}
+
+/// `[api]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ApiSettings {
+    /// Address of the API.
+    pub listen: SocketAddr,
+    /// Whether the configuration names the address; `oncebox dev` takes a free one otherwise.
+    #[serde(skip)]
+    pub is_chosen: bool,
+    /// File with the certificate and those that signed it, PEM.
+    pub tls_certificate_file: Option<PathBuf>,
+    /// File with the certificate's private key, PEM.
+    pub tls_key_file: Option<PathBuf>,
+    /// Longest request other than an upload, in milliseconds.
+    pub request_timeout_ms: u64,
+    /// Whether requests need a token; only `oncebox dev` does without.
+    #[serde(skip, default = "tokens")]
+    pub mode: oncebox_api::Mode,
+}
+
+fn tokens() -> oncebox_api::Mode {
+    oncebox_api::Mode::Tokens
+}
+
+impl Default for ApiSettings {
+    fn default() -> Self {
+        let listen = SocketAddr::from(([127, 0, 0, 1], 9465));
+        Self {
+            listen,
+            is_chosen: false,
+            tls_certificate_file: None,
+            tls_key_file: None,
+            request_timeout_ms: 30_000,
+            mode: tokens(),
+        }
+    }
+}
+
+impl ApiSettings {
+    /// Returns the certificate and its key. One without the other is an error.
+    pub fn certificate(&self) -> Result<Option<(&Path, &Path)>> {
+        match (&self.tls_certificate_file, &self.tls_key_file) {
+            (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
+            (None, None) => Ok(None),
+            (Some(_), None) => bail!(
+                "`api.tls_certificate_file` is set and `api.tls_key_file` is not; TLS needs both"
+            ),
+            (None, Some(_)) => bail!(
+                "`api.tls_key_file` is set and `api.tls_certificate_file` is not; TLS needs both"
+            ),
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! This host's heartbeat, and its reports on each consumer, in the host's database.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use futures::FutureExt;
+use oncebox_control::{Admin, Progress, Run};
+use oncebox_model::{BreakerState, InboxError};
+use tokio::{task::JoinHandle, time::Instant};
+
+use crate::{
+    compile::Compilations,
+    consumer::{duplicates::Duplicates, starts::Starts},
+    context::answered,
+};
+
+/// Pause between two heartbeats of a host.
+const BEAT: Duration = Duration::from_secs(2);
+
+/// The host's rows.
+pub(crate) struct Heartbeat {
+    admin: Admin,
+    components: Compilations,
+    starting: Arc<Starts>,
+    duplicates: Arc<Duplicates>,
+    name: String,
+    host_id: Option<i64>,
+    /// The task that writes the host's row. A caller that stops waiting in the middle must not
+    /// leave a row that belongs to no host.
+    row: Option<JoinHandle<Result<i64, InboxError>>>,
+    beat_due: Instant,
+    /// The last reported status of each consumer.
+    published: HashMap<i32, Run>,
+}
+
+/// Reports this host's progress with deployments, from wherever they are loaded.
+#[derive(Clone)]
+pub(crate) struct Reporter {
+    admin: Admin,
+    host_id: Option<i64>,
+}
+
+impl Heartbeat {
+    pub(crate) fn new(
+        admin: Admin,
+        components: Compilations,
+        starting: Arc<Starts>,
+        duplicates: Arc<Duplicates>,
+        name: String,
+    ) -> Self {
+        Self {
+            admin,
+            components,
+            starting,
+            duplicates,
+            name,
+            host_id: None,
+            row: None,
+            beat_due: Instant::now(),
+            published: HashMap::new(),
+        }
+    }
+
+    /// Sends the heartbeat, where it is due. A host that was silent for so long that its row was
+    /// deleted begins again. Returns true then, as it does the first time: every earlier report is
+    /// lost.
+    pub(crate) async fn beat(&mut self) -> Result<bool, InboxError> {
+        if self.beat_due > Instant::now() {
+            return Ok(false);
+        }
+        let is_known = match self.host_id {
+            Some(host_id) => answered(self.admin.host_lives(host_id)).await?,
+            None => false,
+        };
+        if !is_known {
+            let host_id = answered(self.write_row()).await?;
+            self.components.on_host(host_id);
+            self.starting.on_host(host_id);
+            self.host_id = Some(host_id);
+            self.published.clear();
+        }
+        self.beat_due = Instant::now() + BEAT;
+        // Without an answer the counts are lost, as with an error.
+        let _ = answered(self.duplicates.report(&self.admin).map(Ok)).await;
+        Ok(!is_known)
+    }
+
+    /// Writes the host's row, or waits for the task that is writing it.
+    async fn write_row(&mut self) -> Result<i64, InboxError> {
+        let row = self.row.get_or_insert_with(|| {
+            let (admin, name) = (self.admin.clone(), self.name.clone());
+            tokio::spawn(async move { admin.host_starts(&name).await })
+        });
+        let written = row.await;
+        self.row = None;
+        written.unwrap_or_else(|ended| {
+            Err(InboxError::Unreachable(sqlx::Error::Io(std::io::Error::other(ended))))
+        })
+    }
+
+    /// Writes this host's status of each consumer, where it changed.
+    pub(crate) async fn publish(
+        &mut self,
+        runs: impl Iterator<Item = Run>,
+    ) -> Result<(), InboxError> {
+        let Some(host_id) = self.host_id else { return Ok(()) };
+        let runs: HashMap<i32, Run> = runs.map(|run| (run.consumer_id, run)).collect();
+        let changed: Vec<Run> = runs
+            .values()
+            .filter(|run| self.published.get(&run.consumer_id) != Some(run))
+            .cloned()
+            .collect();
+        if !changed.is_empty() {
+            self.admin.host_runs(host_id, &changed).await?;
+        }
+        self.published = runs;
+        Ok(())
+    }
+
+    /// Returns a reporter of this host's progress, for tasks beside the loop.
+    pub(crate) fn reporter(&self) -> Reporter {
+        Reporter { admin: self.admin.clone(), host_id: self.host_id }
+    }
+
+    /// Reports this host's progress with a consumer's deployments.
+    pub(crate) async fn report(&self, consumer_id: i32, generation: i64, progress: Progress) {
+        self.reporter().report(consumer_id, generation, progress).await;
+    }
+
+    /// Writes the circuit breakers of a consumer that are not closed here; operators read them.
+    /// Returns false where they could not be written.
+    pub(crate) async fn report_breakers(
+        &self,
+        consumer_id: i32,
+        breakers: &[BreakerState],
+    ) -> bool {
+        let Some(host_id) = self.host_id else { return false };
+        let told = self.admin.host_breakers(host_id, consumer_id, breakers).await;
+        told.inspect_err(
+            |error| tracing::warn!(%error, "failed to report the state of circuit breakers"),
+        )
+        .is_ok()
+    }
+
+    /// Removes this host's rows, so that nothing waits for it any longer.
+    pub(crate) async fn end(&mut self) {
+        self.duplicates.report(&self.admin).await;
+        if self.row.is_some() {
+            self.host_id = answered(self.write_row()).await.ok();
+        }
+        self.starting.quiet().await;
+        if let Some(host_id) = self.host_id
+            && let Err(error) = self.admin.host_ends(host_id).await
+        {
+            tracing::debug!(%error, "failed to take this host's rows away; they are forgotten by \
+                themselves");
+        }
+    }
+}
+
+impl Reporter {
+    /// Reports this host's progress with a consumer's deployments. A caller that waits for it waits
+    /// a little longer when the report is lost; nothing else depends on it.
+    pub(crate) async fn report(&self, consumer_id: i32, generation: i64, progress: Progress) {
+        let Some(host_id) = self.host_id else { return };
+        if let Err(error) =
+            self.admin.host_reports(host_id, consumer_id, generation, &progress).await
+        {
+            tracing::warn!(%error, ?progress, generation, "failed to report how far this host is");
+        }
+    }
+}

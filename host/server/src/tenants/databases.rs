@@ -1,0 +1,161 @@
+//! The databases that tenants named: kept up to date, with the state that the host's database
+//! holds.
+//!
+//! All of it is done beside the supervisor's loop, in a task for each tenant. A database that is
+//! unavailable delays its own tenant only.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use oncebox_control::{Admin, Drift};
+use oncebox_model::InboxError;
+use tokio::{
+    sync::Semaphore,
+    task::{JoinError, JoinSet},
+    time::Instant,
+};
+
+use crate::error_text;
+
+/// Pause between two polls of the host's database for changes.
+const POLL: Duration = Duration::from_millis(500);
+/// Pause between two checks of a tenant's database without a change: it may have been altered from
+/// outside.
+const LOOK: Duration = Duration::from_secs(60);
+/// Pause between two full preparations of a tenant's database, which also make its partitions ahead
+/// of time.
+const PREPARE: Duration = Duration::from_secs(600);
+/// Longest pause after a check that failed.
+const AGAIN_MAX: Duration = Duration::from_secs(15);
+/// Most databases that are checked at a time. One that is unavailable holds its permit for seconds.
+const AT_ONCE: usize = 32;
+
+/// This host's knowledge of a tenant's database.
+struct KnownDatabase {
+    state: String,
+    look_due: Instant,
+    prepare_due: Instant,
+    failures: u32,
+    is_busy: bool,
+}
+
+/// A finished check: the tenant with the state it had to bring there, whether it was a full
+/// preparation, and its result.
+type Looked = (Drift, bool, Result<(), InboxError>);
+
+/// Keeps the tenants' databases up to date until aborted. Another host's next check repeats work
+/// that was interrupted.
+pub(crate) async fn keep(admin: Admin) {
+    let mut known: HashMap<String, KnownDatabase> = HashMap::new();
+    let mut looks: JoinSet<Looked> = JoinSet::new();
+    let at_once = Arc::new(Semaphore::new(AT_ONCE));
+    loop {
+        match admin.drifts().await {
+            Ok(drifts) => begin(&admin, &mut known, &mut looks, &at_once, drifts),
+            Err(error) => tracing::debug!(%error, "the tenants' own databases are not known"),
+        }
+        let poll = Instant::now() + POLL;
+        while let Ok(Some(looked)) = tokio::time::timeout_at(poll, looks.join_next()).await {
+            end(&mut known, looked);
+        }
+        tokio::time::sleep_until(poll).await;
+    }
+}
+
+/// Begins the checks that are due.
+fn begin(
+    admin: &Admin,
+    known: &mut HashMap<String, KnownDatabase>,
+    looks: &mut JoinSet<Looked>,
+    at_once: &Arc<Semaphore>,
+    drifts: Vec<Drift>,
+) {
+    let now = Instant::now();
+    known.retain(|tenant, _| drifts.iter().any(|drift| drift.tenant == *tenant));
+    for drift in drifts {
+        let of = known.entry(drift.tenant.clone()).or_insert_with(|| KnownDatabase::new(now));
+        let has_changed = of.failures == 0 && of.state != drift.state;
+        if of.is_busy || (!has_changed && of.look_due > now) {
+            continue;
+        }
+        of.is_busy = true;
+        let from_the_ground = of.prepare_due <= now;
+        let (admin, at_once) = (admin.clone(), at_once.clone());
+        looks.spawn(async move {
+            let _permit = at_once.acquire_owned().await;
+            let looked = look(&admin, &drift.tenant, from_the_ground).await;
+            (drift, from_the_ground, looked)
+        });
+    }
+}
+
+async fn look(admin: &Admin, tenant: &str, from_the_ground: bool) -> Result<(), InboxError> {
+    let tenant = match admin.tenant(tenant).await {
+        Err(InboxError::NotFound(_)) => return Ok(()), // deleted meanwhile
+        tenant => tenant?,
+    };
+    // A tenant that is being deleted gets no full preparation.
+    if from_the_ground && tenant.state != "deleting" {
+        admin.prepare_place(&tenant).await
+    } else {
+        admin.mirror(&tenant).await
+    }
+}
+
+fn end(known: &mut HashMap<String, KnownDatabase>, looked: Result<Looked, JoinError>) {
+    let (drift, from_the_ground, looked) = match looked {
+        Ok(looked) => looked,
+        Err(error) => {
+            // A bug of ours. Nobody is known any more, so everybody is looked at anew.
+            tracing::error!(%error, "a look at a tenant's own database did not come to its end");
+            return known.clear();
+        }
+    };
+    let Some(of) = known.get_mut(&drift.tenant) else { return };
+    of.is_busy = false;
+    let is_there = looked.is_ok();
+    metrics::gauge!("oncebox_tenant_database_up", "tenant" => drift.tenant.clone())
+        .set(if is_there { 1.0 } else { 0.0 });
+    match looked {
+        Ok(()) => of.succeeded(drift, from_the_ground),
+        Err(error) => of.failed(&drift.tenant, &error.into()),
+    }
+}
+
+impl KnownDatabase {
+    fn new(now: Instant) -> Self {
+        Self { state: String::new(), look_due: now, prepare_due: now, failures: 0, is_busy: false }
+    }
+
+    fn succeeded(&mut self, drift: Drift, from_the_ground: bool) {
+        if self.failures > 0 {
+            tracing::info!(tenant = drift.tenant, "the tenant's own database is in order again");
+        }
+        let now = Instant::now();
+        (self.state, self.failures, self.look_due) = (drift.state, 0, now + LOOK);
+        if from_the_ground {
+            self.prepare_due = now + PREPARE;
+        }
+    }
+
+    fn failed(&mut self, tenant: &str, error: &anyhow::Error) {
+        self.failures += 1;
+        let pause = (POLL * 2_u32.saturating_pow(self.failures - 1)).min(AGAIN_MAX);
+        let now = Instant::now();
+        (self.look_due, self.prepare_due) = (now + pause, now);
+        let error = error_text::one_line(error);
+        if self.failures == 1 {
+            tracing::warn!(
+                tenant,
+                error,
+                "the tenant's own database is not in order; it is looked at again and again"
+            );
+        } else {
+            tracing::debug!(
+                tenant,
+                error,
+                pause_ms = pause.as_millis() as u64,
+                "the tenant's own database is still not in order"
+            );
+        }
+    }
+}
