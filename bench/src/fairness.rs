@@ -162,13 +162,17 @@ async fn work(
 /// Creates another tenant with a consumer and waits until it has processed a part of its backlog.
 async fn flood(bench: &Bench, started: &Started, topic: &str) -> Result<Database> {
     let admin = admin(&bench.servers, &started.database)?;
-    let tenant = admin.create_tenant("flood").await?;
+    let tenant = admin.tenants().create("flood").await?;
     let database = started.database.of_tenant(&admin, &tenant).await?;
     let group = format!("{}-flood", started.group);
-    admin.create_consumer(&tenant.name, CONSUMER, &policy(topic, &group, Batch::DEFAULT)?).await?;
+    admin
+        .consumers()
+        .create(&tenant.name, CONSUMER, &policy(topic, &group, Batch::DEFAULT)?)
+        .await?;
     let component = std::fs::read(bench.programs.component(&Variant::Component))
         .context("failed to read the component")?;
     admin
+        .versions()
         .deploy_compiled(
             &tenant.name,
             CONSUMER,

@@ -10,7 +10,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use oncebox_control::{Admin, Tenant};
+use oncebox_control::{Control, Tenant};
 use oncebox_inbox::{Budget, ConsumerInbox, PartitionInbox, SessionSettings, Sessions, retry};
 use oncebox_model::{
     handler::{Handler, Handlers},
@@ -232,7 +232,7 @@ fn deeds() -> Vec<Deed> {
 
 /// The host and its tenants.
 struct House {
-    admin: Admin,
+    admin: Control,
     runtime: WasmRuntime,
     /// Component of the victim and of a polite neighbour.
     polite: Vec<u8>,
@@ -241,14 +241,14 @@ struct House {
 }
 
 impl House {
-    async fn new(admin: Admin) -> Result<Self> {
+    async fn new(admin: Control) -> Result<Self> {
         let runtime = WasmRuntime::new(RuntimeConfig::default())?;
-        let victim = admin.create_tenant("victim").await?;
-        admin.apply_migration(&victim, "tables", TABLES).await?;
+        let victim = admin.tenants().create("victim").await?;
+        admin.tenant_databases().apply_migration(&victim, "tables", TABLES).await?;
         let mut neighbours = Vec::new();
         for number in 0..deeds().iter().map(|deed| deed.tenants).max().unwrap_or_default() {
-            let neighbour = admin.create_tenant(&format!("neighbour-{number}")).await?;
-            admin.apply_migration(&neighbour, "tables", TABLES).await?;
+            let neighbour = admin.tenants().create(&format!("neighbour-{number}")).await?;
+            admin.tenant_databases().apply_migration(&neighbour, "tables", TABLES).await?;
             neighbours.push(neighbour);
         }
         let polite = component(
@@ -311,7 +311,7 @@ impl House {
         let policy =
             Policy::parse(&format!("{POLICY}\nlimits = {{ deadline_ms = {deadline_ms} }}"))?;
         let name = format!("c{:08x}", rand::random::<u32>());
-        let row = self.admin.create_consumer(&tenant.name, &name, &policy).await?;
+        let row = self.admin.consumers().create(&tenant.name, &name, &policy).await?;
         let loaded = self.runtime.load(component).await?;
         let settings = HandlerSettings {
             version: 1,
@@ -322,7 +322,7 @@ impl House {
         let handler: Arc<dyn Handler> = Arc::new(self.runtime.handler(&loaded, settings));
         let handlers: Arc<dyn Handlers> = PlainHandlers::of(handler);
         let sessions = Sessions::of(
-            self.admin.session_target(tenant)?,
+            self.admin.tenant_databases().session_target(tenant)?,
             &SessionSettings::default(),
             budget.clone(),
         );

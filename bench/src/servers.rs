@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use libc::pid_t;
-use oncebox_control::{Admin, MasterKey, Tenant, schema};
+use oncebox_control::{Control, MasterKey, Tenant, schema};
 use oncebox_devkit::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::{kafka::KafkaServer, postgres::with_database};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
@@ -155,8 +155,8 @@ impl Database {
 
     /// Makes the tables of the effect for another tenant, fills them, and returns the database with
     /// that tenant's schema.
-    pub async fn of_tenant(&self, admin: &Admin, tenant: &Tenant) -> Result<Self> {
-        admin.apply_migration(tenant, "tables", SCHEMA).await?;
+    pub async fn of_tenant(&self, admin: &Control, tenant: &Tenant) -> Result<Self> {
+        admin.tenant_databases().apply_migration(tenant, "tables", SCHEMA).await?;
         fill(self.connect().await?, &tenant.schema_name).await?;
         Ok(Self {
             url: self.url.clone(),
@@ -193,9 +193,9 @@ async fn make_templates(url: &str, master_key: &str) -> Result<Tenant> {
     run(&mut admin, format!("CREATE DATABASE {HOST}")).await?;
     let host = with_database(url, HOST)?;
     schema::migrate(&host.parse()?).await?;
-    let inbox = Admin::new(host.parse()?, MasterKey::parse(master_key)?, "bench");
-    let tenant = inbox.create_tenant(TENANT).await?;
-    inbox.apply_migration(&tenant, "tables", SCHEMA).await?;
+    let inbox = Control::new(host.parse()?, MasterKey::parse(master_key)?, "bench");
+    let tenant = inbox.tenants().create(TENANT).await?;
+    inbox.tenant_databases().apply_migration(&tenant, "tables", SCHEMA).await?;
     inbox.pool.close().await;
     fill(connect(&host).await?, &tenant.schema_name).await?;
     Ok(tenant)

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use oncebox_control::Admin;
+use oncebox_control::Control;
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
@@ -82,7 +82,7 @@ async fn run(bench: &mut Bench, partitions: i32, swaps: bool) -> Result<Gaps> {
 /// Deploys the component and its copy in turn, or only waits where `swaps` is false. Returns the
 /// moments, microseconds of the clock that the database reads too.
 async fn swap(bench: &Bench, started: &Started, swaps: bool) -> Result<Vec<f64>> {
-    let admin: Admin = admin(&bench.servers, &started.database)?;
+    let admin: Control = admin(&bench.servers, &started.database)?;
     let component = std::fs::read(bench.programs.component(&Variant::Component))
         .context("failed to read the component")?;
     let copy = with_section(&component);

@@ -18,7 +18,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use oncebox_control::{Admin, DatabaseUrl, MasterKey, NewDeployment, Tenant};
+use oncebox_control::{Control, DatabaseUrl, MasterKey, NewDeployment, Tenant};
 use oncebox_devkit::local::{free_port, process::Child};
 use oncebox_model::policy::Policy;
 use rdkafka::{
@@ -210,7 +210,7 @@ impl Options {
 /// A database, a topic, a tenant, a consumer with its handler, and everything that was sent to it.
 pub struct HostFixture {
     /// What a person can do.
-    pub admin: Admin,
+    pub admin: Control,
     /// Connections of a superuser to the database of the tenant's inbox and tables, to look and to
     /// meddle.
     pub pool: PgPool,
@@ -277,7 +277,7 @@ impl HostFixture {
         }
 
         let key = MasterKey::generate();
-        let admin = Admin::new(connect, MasterKey::parse(&key)?, "test");
+        let admin = Control::new(connect, MasterKey::parse(&key)?, "test");
         // The tenant's name is in the group's.
         let tenant = match &own {
             Some((own, _)) => {
@@ -287,14 +287,18 @@ impl HostFixture {
                     ways.push(way);
                     url = through;
                 }
-                admin.create_tenant_at(&format!("t-{unique}"), &DatabaseUrl::parse(&url)?).await?
+                admin
+                    .tenants()
+                    .create_dedicated(&format!("t-{unique}"), &DatabaseUrl::parse(&url)?)
+                    .await?
             }
-            None => admin.create_tenant(&format!("t-{unique}")).await?,
+            None => admin.tenants().create(&format!("t-{unique}")).await?,
         };
         let (own, pool) = own.map_or((None, host_pool), |(own, pool)| (Some(own), pool));
-        admin.apply_migration(&tenant, "tables", SCHEMA).await?;
+        admin.tenant_databases().apply_migration(&tenant, "tables", SCHEMA).await?;
         let consumer_id = admin
-            .create_consumer(&tenant.name, CONSUMER, &options.policy(&topic)?)
+            .consumers()
+            .create(&tenant.name, CONSUMER, &options.policy(&topic)?)
             .await?
             .consumer_id;
         let behaviour = BEHAVIOUR
@@ -305,6 +309,7 @@ impl HostFixture {
             pool.execute(sqlx::raw_sql(DISK)).await?;
         }
         admin
+            .versions()
             .deploy_compiled(
                 &tenant.name,
                 CONSUMER,
@@ -542,10 +547,15 @@ impl HostFixture {
     pub async fn neighbour(&self, messages: usize) -> Result<Neighbour> {
         let topic = format!("{}.neighbour", self.topic);
         self.kafka().create_topic(&topic, 1, &[]).await?;
-        let tenant = self.admin.create_tenant(&format!("{}-neighbour", self.tenant.name)).await?;
-        self.admin.apply_migration(&tenant, "tables", SCHEMA).await?;
-        self.admin.create_consumer(&tenant.name, CONSUMER, &self.options.policy(&topic)?).await?;
+        let tenant =
+            self.admin.tenants().create(&format!("{}-neighbour", self.tenant.name)).await?;
+        self.admin.tenant_databases().apply_migration(&tenant, "tables", SCHEMA).await?;
         self.admin
+            .consumers()
+            .create(&tenant.name, CONSUMER, &self.options.policy(&topic)?)
+            .await?;
+        self.admin
+            .versions()
             .deploy_compiled(
                 &tenant.name,
                 CONSUMER,
@@ -796,7 +806,7 @@ impl HostFixture {
     /// Let hosts start the consumer again, as an operator would, where some of them were killed
     /// while they started it. Whether it was quarantined.
     pub async fn release_quarantined(&self) -> Result<bool> {
-        Ok(self.admin.release_consumer(&self.tenant.name, CONSUMER).await?)
+        Ok(self.admin.consumers().release(&self.tenant.name, CONSUMER).await?)
     }
 
     /// Cut every connection of the tenant's sessions.
@@ -1044,7 +1054,7 @@ impl HostFixture {
 pub struct Neighbour {
     topic: String,
     tenant: Tenant,
-    admin: Admin,
+    admin: Control,
     producer: FutureProducer,
 }
 

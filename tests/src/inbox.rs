@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use oncebox_control::{
-    Admin, Consumer, Credentials, DatabaseUrl, Functions, MasterKey, Tenant, schema,
+    Consumer, Control, Credentials, DatabaseUrl, Functions, MasterKey, Tenant, schema,
 };
 use oncebox_inbox::{Budget, ConsumerInbox, PartitionInbox, SessionSettings, Sessions, retry};
 use oncebox_model::{
@@ -34,7 +34,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 pub use guest::{Guest, code};
-pub use script::{Control, Gate, PlainHandler, PlainHandlers, Ran, Script, execute};
+pub use script::{Gate, PlainHandler, PlainHandlers, Ran, Script, ScriptControl, execute};
 
 use crate::{coverage, postgres::TestDatabase, wait};
 
@@ -67,11 +67,11 @@ pub struct InboxFixture {
     options: PgConnectOptions,
     key: MasterKey,
     /// What a person can do.
-    pub admin: Admin,
+    pub admin: Control,
     /// Connections of a superuser, to look and to meddle.
     pub pool: PgPool,
     /// Gates and the record of runs, shared by all hosts.
-    pub control: Arc<Control>,
+    pub control: Arc<ScriptControl>,
     /// Whether the scripted handlers take the messages of a transaction together.
     batches: bool,
     finished: AtomicBool,
@@ -107,7 +107,7 @@ impl InboxFixture {
         let pool = PgPoolOptions::new().max_connections(8).connect_lazy_with(options.clone());
         pool.execute(AssertSqlSafe(revoke)).await.context("failed to close the database")?;
         let key = MasterKey::parse(&MasterKey::generate())?;
-        let admin = Admin::new(options.clone(), key.clone(), "test");
+        let admin = Control::new(options.clone(), key.clone(), "test");
         Ok(Self {
             database,
             options,
@@ -122,8 +122,9 @@ impl InboxFixture {
 
     /// A tenant with its table of effects and whatever else `schema_sql` makes.
     pub async fn tenant(&self, name: &str, schema_sql: &str) -> Tenant {
-        let tenant = self.admin.create_tenant(name).await.expect("a tenant");
+        let tenant = self.admin.tenants().create(name).await.expect("a tenant");
         self.admin
+            .tenant_databases()
             .apply_migration(&tenant, "tables", &format!("{EFFECT} {schema_sql}"))
             .await
             .expect("the tenant's schema");
@@ -133,8 +134,9 @@ impl InboxFixture {
     /// A tenant with the same table in a database of its own.
     pub async fn tenant_at(&self, name: &str, database: &TestDatabase, schema_sql: &str) -> Tenant {
         let url = DatabaseUrl::parse(database.url()).expect("a URL");
-        let tenant = self.admin.create_tenant_at(name, &url).await.expect("a tenant");
+        let tenant = self.admin.tenants().create_dedicated(name, &url).await.expect("a tenant");
         self.admin
+            .tenant_databases()
             .apply_migration(&tenant, "tables", &format!("{EFFECT} {schema_sql}"))
             .await
             .expect("the tenant's schema");
@@ -153,7 +155,7 @@ impl InboxFixture {
     pub async fn consumer(&self, tenant: &Tenant, name: &str, policy: &str) -> TestConsumer {
         let policy = Policy::parse(&with_defaults(policy)).expect("the test's policy");
         let row =
-            self.admin.create_consumer(&tenant.name, name, &policy).await.expect("a consumer");
+            self.admin.consumers().create(&tenant.name, name, &policy).await.expect("a consumer");
         TestConsumer { tenant: tenant.clone(), row, policy }
     }
 
@@ -176,7 +178,7 @@ impl InboxFixture {
         settings: &SessionSettings,
     ) -> Arc<ConsumerInbox> {
         let sessions = Sessions::of(
-            self.admin.session_target(&consumer.tenant).expect("sessions"),
+            self.admin.tenant_databases().session_target(&consumer.tenant).expect("sessions"),
             settings,
             Budget::new(16),
         );
@@ -201,9 +203,9 @@ impl InboxFixture {
         settings: &SessionSettings,
     ) -> Arc<ConsumerInbox> {
         let options = self.options.clone().host(&address.ip().to_string()).port(address.port());
-        let admin = Admin::new(options, self.key.clone(), "test");
+        let admin = Control::new(options, self.key.clone(), "test");
         let sessions = Sessions::of(
-            admin.session_target(&consumer.tenant).expect("sessions"),
+            admin.tenant_databases().session_target(&consumer.tenant).expect("sessions"),
             settings,
             Budget::new(32),
         );
@@ -243,7 +245,7 @@ impl InboxFixture {
     }
 
     fn credentials(&self, tenant: &Tenant) -> Credentials {
-        self.admin.credentials(tenant).expect("credentials")
+        self.admin.tenant_databases().credentials(tenant).expect("credentials")
     }
 
     /// The secret that host functions ask a tenant's session for.
@@ -399,10 +401,10 @@ impl InboxFixture {
         );
         self.check_rows().await;
         coverage::record_inboxes(&self.pool).await;
-        for consumer in self.admin.consumers().await.expect("consumers") {
-            let tenant = self.admin.tenant(&consumer.tenant).await.expect("a tenant");
+        for consumer in self.admin.consumers().list().await.expect("consumers") {
+            let tenant = self.admin.tenants().get(&consumer.tenant).await.expect("a tenant");
             let sql = ODD.replace("{schema}", &tenant.schema_name);
-            let place = self.admin.place(&tenant).expect("the tenant's database");
+            let place = self.admin.tenant_databases().get(&tenant).expect("the tenant's database");
             let odd: Vec<(String, Option<String>, i64)> = sqlx::query_as(AssertSqlSafe(sql))
                 .bind(consumer.consumer_id)
                 .bind(&consumer.name)

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use anyhow::{Context, Result};
 use clap::Args;
 use futures::{FutureExt, future::BoxFuture};
-use oncebox_control::{Admin, MasterKey};
+use oncebox_control::{Control, MasterKey};
 use oncebox_inbox::{Budget, ConsumerInbox, PartitionInbox, SessionSettings, Sessions, retry};
 use oncebox_kafka::{ConsumerConfig, PartitionInboxError, Timing};
 use oncebox_model::{
@@ -36,16 +36,19 @@ pub(crate) struct NativeOptions {
 }
 
 pub(crate) async fn run(options: NativeOptions) -> Result<()> {
-    let admin = Admin::new(
+    let admin = Control::new(
         options.servers.database.parse()?,
         MasterKey::parse(&options.master_key)?,
         "bench",
     );
-    let tenant = admin.tenant(&options.tenant).await?;
-    let consumer = admin.consumer(&options.tenant, &options.consumer).await?;
+    let tenant = admin.tenants().get(&options.tenant).await?;
+    let consumer = admin.consumers().get(&options.tenant, &options.consumer).await?;
     let policy = consumer.policy()?;
-    let sessions =
-        Sessions::of(admin.session_target(&tenant)?, &SessionSettings::default(), Budget::new(32));
+    let sessions = Sessions::of(
+        admin.tenant_databases().session_target(&tenant)?,
+        &SessionSettings::default(),
+        Budget::new(32),
+    );
     let (tenant, name, owner) = (consumer.tenant, consumer.name, "bench".to_owned());
     let inbox = ConsumerInbox::new(
         consumer.consumer_id,

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use anyhow::Result;
-use oncebox_control::{Admin, MasterKey, NewDeployment};
+use oncebox_control::{Control, MasterKey, NewDeployment};
 use oncebox_devkit::local::free_port;
 use oncebox_model::policy::Policy;
 
@@ -38,10 +38,11 @@ pub(super) async fn command(
 }
 
 /// Creates the consumer. Its policy has the defaults but for the batch.
-pub(super) async fn create_consumer(setting: &Setting<'_>, batch: Batch) -> Result<Admin> {
+pub(super) async fn create_consumer(setting: &Setting<'_>, batch: Batch) -> Result<Control> {
     let admin = admin(setting.servers, setting.database)?;
     admin
-        .create_consumer(
+        .consumers()
+        .create(
             &setting.servers.tenant.name,
             CONSUMER,
             &policy(setting.topic, setting.group, batch)?,
@@ -51,13 +52,14 @@ pub(super) async fn create_consumer(setting: &Setting<'_>, batch: Batch) -> Resu
 }
 
 /// Returns the administration of a run's database.
-pub fn admin(servers: &Servers, database: &Database) -> Result<Admin> {
-    Ok(Admin::new(database.url.parse()?, MasterKey::parse(&servers.master_key)?, "bench"))
+pub fn admin(servers: &Servers, database: &Database) -> Result<Control> {
+    Ok(Control::new(database.url.parse()?, MasterKey::parse(&servers.master_key)?, "bench"))
 }
 
 /// Makes a component live.
-pub async fn deploy(admin: &Admin, servers: &Servers, component: &[u8]) -> Result<()> {
+pub async fn deploy(admin: &Control, servers: &Servers, component: &[u8]) -> Result<()> {
     admin
+        .versions()
         .deploy_compiled(
             &servers.tenant.name,
             CONSUMER,
@@ -72,11 +74,8 @@ pub async fn deploy(admin: &Admin, servers: &Servers, component: &[u8]) -> Resul
 pub async fn create_claimant(servers: &Servers, database: &Database) -> Result<()> {
     let admin = admin(servers, database)?;
     admin
-        .create_consumer(
-            &servers.tenant.name,
-            CONSUMER,
-            &policy("orders", "orders", Batch::DEFAULT)?,
-        )
+        .consumers()
+        .create(&servers.tenant.name, CONSUMER, &policy("orders", "orders", Batch::DEFAULT)?)
         .await?;
     Ok(())
 }

@@ -14,7 +14,8 @@ use crate::{
 
 /// A change in the audit log.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct AuditEntry {
+#[schema(as = AuditEntry)]
+pub struct AuditEntryBody {
     /// Key; grows with time.
     pub audit_id: i64,
     /// Time of the change.
@@ -32,7 +33,7 @@ pub struct AuditEntry {
     pub details: Value,
 }
 
-impl From<oncebox_control::AuditEntry> for AuditEntry {
+impl From<oncebox_control::AuditEntry> for AuditEntryBody {
     fn from(entry: oncebox_control::AuditEntry) -> Self {
         let oncebox_control::AuditEntry { audit_id, at, actor, action, subject, tenant, details } =
             entry;
@@ -44,32 +45,39 @@ impl From<oncebox_control::AuditEntry> for AuditEntry {
 #[utoipa::path(get, path = "/v1/audit", tag = "audit",
     params(("limit" = Option<i64>, Query, description = "At most this many, 1 to 1,000; by default \
         50")),
-    responses((status = 200, body = Vec<AuditEntry>)), extensions(("x-role" = json!("viewer"))))]
+    responses((status = 200, body = Vec<AuditEntryBody>)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn list(
     caller: Caller,
     mut query: Query,
-) -> Result<Json<Vec<AuditEntry>>, ApiError> {
+) -> Result<Json<Vec<AuditEntryBody>>, ApiError> {
     let limit = query.limit()?;
     query.end()?;
-    Ok(Json(caller.admin.audit_list(None, limit).await?.into_iter().map(Into::into).collect()))
+    Ok(Json(caller.admin.audit().list(None, limit).await?.into_iter().map(Into::into).collect()))
 }
 
 /// List the changes of a tenant, newest first
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/audit", tag = "audit",
     params(("tenant" = String, Path), ("limit" = Option<i64>, Query, description = "At most this \
         many, 1 to 1,000; by default 50")),
-    responses((status = 200, body = Vec<AuditEntry>)), extensions(("x-role" = json!("viewer"))))]
+    responses((status = 200, body = Vec<AuditEntryBody>)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn list_of_tenant(
     caller: Caller,
     Path(tenant): Path<String>,
     mut query: Query,
-) -> Result<Json<Vec<AuditEntry>>, ApiError> {
+) -> Result<Json<Vec<AuditEntryBody>>, ApiError> {
     let limit = query.limit()?;
     query.end()?;
     // The log also keeps entries of deleted tenants. This refuses a name without a tenant, which
     // would look like an empty log.
-    caller.admin.tenant(&tenant).await?;
+    caller.admin.tenants().get(&tenant).await?;
     Ok(Json(
-        caller.admin.audit_list(Some(&tenant), limit).await?.into_iter().map(Into::into).collect(),
+        caller
+            .admin
+            .audit()
+            .list(Some(&tenant), limit)
+            .await?
+            .into_iter()
+            .map(Into::into)
+            .collect(),
     ))
 }

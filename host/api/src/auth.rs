@@ -9,7 +9,8 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use oncebox_control::{Admin, Shown};
+use oncebox_control::{Control, Shown};
+use oncebox_model::status::TenantState;
 use utoipa::openapi::{OpenApi, PathItem, path::Operation};
 
 use crate::{
@@ -215,14 +216,14 @@ impl Gate {
         let is_deploying = access == Access::Role(Role::Deployer);
         let looks = matches!(access, Access::None | Access::Any | Access::Role(Role::Viewer));
         let Some(tenant) = of_path(params).filter(|_| !looks) else { return Ok(()) };
-        let detail = match self.api.admin().tenant_state(tenant).await?.as_deref() {
-            Some("suspended") if is_deploying || principal.tenant().is_some() => {
+        let detail = match self.api.admin().tenants().state(tenant).await? {
+            Some(TenantState::Suspended) if is_deploying || principal.tenant().is_some() => {
                 format!(
                     "tenant `{tenant}` is suspended, and only looked at; `oncebox tenant resume \
                         {tenant}` is for whoever runs the host"
                 )
             }
-            Some("deleting") => format!("tenant `{tenant}` is being deleted"),
+            Some(TenantState::Deleting) => format!("tenant `{tenant}` is being deleted"),
             _ => return Ok(()),
         };
         Err(ApiError::new(Code::TenantNotActive, detail))
@@ -253,7 +254,7 @@ impl Gate {
                 create` on the host makes one",
             )
         })?;
-        match self.api.admin().authenticate(token).await? {
+        match self.api.admin().tokens().authenticate(token).await? {
             Shown::Good(token) => Ok(Principal {
                 name: token.name,
                 role: token.role.into(),
@@ -340,7 +341,7 @@ struct Allowed(Principal);
 /// An authorized principal, and the functions of the inbox in its name.
 pub(crate) struct Caller {
     pub(crate) principal: Principal,
-    pub(crate) admin: Admin,
+    pub(crate) admin: Control,
 }
 
 impl FromRequestParts<Api> for Caller {

@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use crate::{
     auth::Caller,
-    deployments::{Deployment, NewCanary, NewDeployment, NewShadow},
+    deployments::{DeploymentBody, NewCanary, NewDeploymentBody, NewShadow},
     error::ApiError,
     extract::{Json as Body, Path},
 };
@@ -56,11 +56,12 @@ pub struct NewRollback {
 
 /// The result of a rollback.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Rollback {
+#[schema(as = Rollback)]
+pub struct RollbackBody {
     /// The withdrawn deployment.
-    pub withdrawn: Deployment,
+    pub withdrawn: DeploymentBody,
     /// The deployment that is live instead.
-    pub live: Deployment,
+    pub live: DeploymentBody,
     /// Migrations that are later than the live version; they stay applied.
     pub migrations_kept: Vec<String>,
     /// Number of messages that the withdrawn version failed and that run again.
@@ -72,14 +73,16 @@ pub struct Rollback {
 /// Hosts switch between two transactions. The deployment that was live for this event type and
 /// these event versions ends.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/deployments", tag = "deployments",
-    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewDeployment,
-    responses((status = 201, body = Deployment)), extensions(("x-role" = json!("deployer"))))]
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewDeploymentBody,
+    responses((status = 201, body = DeploymentBody)), extensions(("x-role" = json!("deployer"))))]
 pub(crate) async fn deploy(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
-    Body(new): Body<NewDeployment>,
-) -> Result<(StatusCode, Json<Deployment>), ApiError> {
-    caller.deploy(&tenant, &consumer, &new.into_inbox(control::Role::Stable, None, None)).await
+    Body(new): Body<NewDeploymentBody>,
+) -> Result<(StatusCode, Json<DeploymentBody>), ApiError> {
+    caller
+        .deploy(&tenant, &consumer, &new.into_inbox(control::DeploymentRole::Stable, None, None))
+        .await
 }
 
 /// Start a canary
@@ -87,18 +90,18 @@ pub(crate) async fn deploy(
 /// It takes a share of the ordering keys, and ends automatically when it fails too often.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/canaries", tag = "deployments",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewCanary,
-    responses((status = 201, body = Deployment)), extensions(("x-role" = json!("deployer"))))]
+    responses((status = 201, body = DeploymentBody)), extensions(("x-role" = json!("deployer"))))]
 pub(crate) async fn start_canary(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
     Body(new): Body<NewCanary>,
-) -> Result<(StatusCode, Json<Deployment>), ApiError> {
+) -> Result<(StatusCode, Json<DeploymentBody>), ApiError> {
     let NewCanary { deployment, percent, guard } = new;
     caller
         .deploy(
             &tenant,
             &consumer,
-            &deployment.into_inbox(control::Role::Canary, Some(percent), guard),
+            &deployment.into_inbox(control::DeploymentRole::Canary, Some(percent), guard),
         )
         .await
 }
@@ -108,12 +111,12 @@ pub(crate) async fn start_canary(
 /// It runs on a share of the messages after the live version, and its effects are rolled back.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/shadows", tag = "deployments",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewShadow,
-    responses((status = 201, body = Deployment)), extensions(("x-role" = json!("deployer"))))]
+    responses((status = 201, body = DeploymentBody)), extensions(("x-role" = json!("deployer"))))]
 pub(crate) async fn start_shadow(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
     Body(new): Body<NewShadow>,
-) -> Result<(StatusCode, Json<Deployment>), ApiError> {
+) -> Result<(StatusCode, Json<DeploymentBody>), ApiError> {
     let NewShadow { mut deployment, percent, duration_ms } = new;
     if let Some(duration_ms) = duration_ms {
         deployment.limits.insert("deadline_ms".to_owned(), duration_ms.into());
@@ -122,7 +125,7 @@ pub(crate) async fn start_shadow(
         .deploy(
             &tenant,
             &consumer,
-            &deployment.into_inbox(control::Role::Shadow, Some(percent), None),
+            &deployment.into_inbox(control::DeploymentRole::Shadow, Some(percent), None),
         )
         .await
 }
@@ -133,62 +136,68 @@ pub(crate) async fn start_shadow(
 /// withdrawn. No transaction that begins after the answer completes with the withdrawn version.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/rollbacks", tag = "deployments",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewRollback,
-    responses((status = 201, body = Rollback)), extensions(("x-role" = json!("operator"))))]
+    responses((status = 201, body = RollbackBody)), extensions(("x-role" = json!("operator"))))]
 pub(crate) async fn roll_back(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
     Body(new): Body<NewRollback>,
-) -> Result<(StatusCode, Json<Rollback>), ApiError> {
+) -> Result<(StatusCode, Json<RollbackBody>), ApiError> {
     let NewRollback { event_type, event_versions, to, reason, redrive } = new;
     let slot = control::Slot { event_type, event_versions };
     let done = caller
         .admin
-        .rollback(&tenant, &consumer, &slot, to.as_deref(), reason.as_deref(), redrive)
+        .deployments()
+        .roll_back(&tenant, &consumer, &slot, to.as_deref(), reason.as_deref(), redrive)
         .await?;
     let control::Rollback { withdrawn, live, migrations_kept, redriven } = done;
     let withdrawn = caller.shown(&tenant, &consumer, withdrawn).await?;
     let live = caller.shown(&tenant, &consumer, live).await?;
-    Ok((StatusCode::CREATED, Json(Rollback { withdrawn, live, migrations_kept, redriven })))
+    Ok((StatusCode::CREATED, Json(RollbackBody { withdrawn, live, migrations_kept, redriven })))
 }
 
 /// Give a canary or a shadow another share
 #[utoipa::path(patch, path = "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}", tag = "deployments",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("deployment_id" = i64, Path)), request_body = NewPercent,
-    responses((status = 200, body = Deployment)), extensions(("x-role" = json!("operator"))))]
+    responses((status = 200, body = DeploymentBody)), extensions(("x-role" = json!("operator"))))]
 pub(crate) async fn set_percent(
     caller: Caller,
     Path((tenant, consumer, deployment_id)): Path<(String, String, i64)>,
     Body(new): Body<NewPercent>,
-) -> Result<Json<Deployment>, ApiError> {
-    let changed = caller.admin.set_percent(&tenant, &consumer, deployment_id, new.percent).await?;
+) -> Result<Json<DeploymentBody>, ApiError> {
+    let changed = caller
+        .admin
+        .deployments()
+        .set_percent(&tenant, &consumer, deployment_id, new.percent)
+        .await?;
     Ok(Json(caller.shown(&tenant, &consumer, changed).await?))
 }
 
 /// Promote a canary: it takes everything
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/promote", tag = "deployments",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("deployment_id" = i64, Path)), request_body = Promotion,
-    responses((status = 200, body = Deployment)), extensions(("x-role" = json!("deployer"))))]
+    responses((status = 200, body = DeploymentBody)), extensions(("x-role" = json!("deployer"))))]
 pub(crate) async fn promote(
     caller: Caller,
     Path((tenant, consumer, deployment_id)): Path<(String, String, i64)>,
     Body(Promotion {}): Body<Promotion>,
-) -> Result<Json<Deployment>, ApiError> {
-    let promoted = caller.admin.promote(&tenant, &consumer, deployment_id).await?;
+) -> Result<Json<DeploymentBody>, ApiError> {
+    let promoted = caller.admin.deployments().promote(&tenant, &consumer, deployment_id).await?;
     Ok(Json(caller.shown(&tenant, &consumer, promoted).await?))
 }
 
 /// End a canary, a shadow or a stable deployment
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/end", tag = "deployments",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("deployment_id" = i64, Path)), request_body = Ending,
-    responses((status = 200, body = Deployment)), extensions(("x-role" = json!("operator"))))]
+    responses((status = 200, body = DeploymentBody)), extensions(("x-role" = json!("operator"))))]
 pub(crate) async fn end(
     caller: Caller,
     Path((tenant, consumer, deployment_id)): Path<(String, String, i64)>,
     Body(ending): Body<Ending>,
-) -> Result<Json<Deployment>, ApiError> {
+) -> Result<Json<DeploymentBody>, ApiError> {
     let ended = caller
         .admin
-        .end_deployment(&tenant, &consumer, deployment_id, ending.reason.as_deref())
+        .deployments()
+        .end(&tenant, &consumer, deployment_id, ending.reason.as_deref())
         .await?;
     Ok(Json(caller.shown(&tenant, &consumer, ended).await?))
 }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use oncebox_model::policy::Policy;
 use serde_json::Value;
 
-use crate::error::Problem;
+use crate::error::ProblemBody;
 
 /// An upload that can be kept.
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ pub struct Checked {
 #[derive(Debug, Clone)]
 pub enum Unchecked {
     /// All problems that keep the component from running here.
-    Refused(Vec<Problem>),
+    Refused(Vec<ProblemBody>),
     /// No capacity for a check at present, with the reason.
     Busy(String),
 }

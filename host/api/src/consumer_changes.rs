@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use crate::{
     Api,
     auth::Caller,
-    consumers::{Consumer, check_tenants_policy, parse, shown},
+    consumers::{ConsumerBody, check_tenants_policy, parse, shown},
     error::{ApiError, Code},
     extract::{Json as Body, Path, Query},
 };
@@ -28,20 +28,22 @@ pub struct NewPolicy {
 
 /// A change of a policy, made or described.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct PolicyChange {
+#[schema(as = PolicyChange)]
+pub struct PolicyChangeBody {
     /// The keys that change.
-    pub differences: Vec<PolicyDifference>,
+    pub differences: Vec<PolicyDifferenceBody>,
     /// Consequences, which the caller must accept.
-    pub consequences: Vec<Consequence>,
+    pub consequences: Vec<ConsequenceBody>,
     /// Whether the requested policy is in place.
     pub is_made: bool,
     /// The consumer after the request.
-    pub consumer: Consumer,
+    pub consumer: ConsumerBody,
 }
 
 /// A key of a policy that changes.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct PolicyDifference {
+#[schema(as = PolicyDifference)]
+pub struct PolicyDifferenceBody {
     /// The key, with dots.
     pub key: String,
     /// Value before; null where there was none. Values of `kafka.properties` are not shown.
@@ -52,7 +54,8 @@ pub struct PolicyDifference {
 
 /// A consequence of a change.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Consequence {
+#[schema(as = Consequence)]
+pub struct ConsequenceBody {
     /// The key whose change causes it.
     pub key: String,
     /// Text for a reader.
@@ -73,26 +76,27 @@ pub struct NothingMore {}
 /// stay.
 #[utoipa::path(put, path = "/v1/tenants/{tenant}/consumers/{consumer}/policy", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewPolicy,
-    responses((status = 200, body = PolicyChange)), extensions(("x-role" = json!("admin"))))]
+    responses((status = 200, body = PolicyChangeBody)), extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn set_policy(
     State(api): State<Api>,
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
     Body(new): Body<NewPolicy>,
-) -> Result<Json<PolicyChange>, ApiError> {
+) -> Result<Json<PolicyChangeBody>, ApiError> {
     let mut policy = parse(new.policy).await?;
-    let before = caller.admin.consumer(&tenant, &consumer).await?;
+    let before = caller.admin.consumers().get(&tenant, &consumer).await?;
     check_tenants_policy(&caller, &tenant, &consumer, &mut policy, Some(&before)).await?;
     api.components().check_policy(&tenant, &consumer, &policy).map_err(ApiError::invalid)?;
-    let change = caller.admin.set_policy(&tenant, &consumer, policy, new.accept).await?;
-    let difference = |d: oncebox_control::PolicyDifference| PolicyDifference {
+    let change =
+        caller.admin.consumers().set_policy(&tenant, &consumer, policy, new.accept).await?;
+    let difference = |d: oncebox_control::PolicyDifference| PolicyDifferenceBody {
         key: d.key,
         before: d.before,
         after: d.after,
     };
     let consequence =
-        |c: oncebox_control::Consequence| Consequence { key: c.key.to_owned(), text: c.text };
-    Ok(Json(PolicyChange {
+        |c: oncebox_control::Consequence| ConsequenceBody { key: c.key.to_owned(), text: c.text };
+    Ok(Json(PolicyChangeBody {
         differences: change.differences.into_iter().map(difference).collect(),
         consequences: change.consequences.into_iter().map(consequence).collect(),
         is_made: change.is_made,
@@ -105,13 +109,13 @@ pub(crate) async fn set_policy(
 /// Hosts finish the batches that they run, leave the group, and stop retries.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/pause", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NothingMore,
-    responses((status = 200, body = Consumer)), extensions(("x-role" = json!("operator"))))]
+    responses((status = 200, body = ConsumerBody)), extensions(("x-role" = json!("operator"))))]
 pub(crate) async fn pause(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
     Body(NothingMore {}): Body<NothingMore>,
-) -> Result<Json<Consumer>, ApiError> {
-    caller.admin.pause_consumer(&tenant, &consumer).await?;
+) -> Result<Json<ConsumerBody>, ApiError> {
+    caller.admin.consumers().pause(&tenant, &consumer).await?;
     Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))
 }
 
@@ -121,13 +125,13 @@ pub(crate) async fn pause(
 /// ends while starting it.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/resume", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NothingMore,
-    responses((status = 200, body = Consumer)), extensions(("x-role" = json!("operator"))))]
+    responses((status = 200, body = ConsumerBody)), extensions(("x-role" = json!("operator"))))]
 pub(crate) async fn resume(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
     Body(NothingMore {}): Body<NothingMore>,
-) -> Result<Json<Consumer>, ApiError> {
-    let quarantine = caller.admin.consumer(&tenant, &consumer).await?.quarantine;
+) -> Result<Json<ConsumerBody>, ApiError> {
+    let quarantine = caller.admin.consumers().get(&tenant, &consumer).await?.quarantine;
     if let Some(quarantine) = quarantine {
         if caller.principal.tenant().is_some() {
             let text = quarantine.text(&tenant, &consumer);
@@ -136,9 +140,9 @@ pub(crate) async fn resume(
                 format!("a token of a tenant cannot resume consumer `{tenant}/{consumer}`: {text}"),
             ));
         }
-        caller.admin.release_consumer(&tenant, &consumer).await?;
+        caller.admin.consumers().release(&tenant, &consumer).await?;
     }
-    caller.admin.resume_consumer(&tenant, &consumer).await?;
+    caller.admin.consumers().resume(&tenant, &consumer).await?;
     Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))
 }
 
@@ -148,13 +152,13 @@ pub(crate) async fn resume(
 /// consumer is paused.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/drain", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NothingMore,
-    responses((status = 200, body = Consumer)), extensions(("x-role" = json!("operator"))))]
+    responses((status = 200, body = ConsumerBody)), extensions(("x-role" = json!("operator"))))]
 pub(crate) async fn drain(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
     Body(NothingMore {}): Body<NothingMore>,
-) -> Result<Json<Consumer>, ApiError> {
-    caller.admin.drain_consumer(&tenant, &consumer).await?;
+) -> Result<Json<ConsumerBody>, ApiError> {
+    caller.admin.consumers().drain(&tenant, &consumer).await?;
     Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))
 }
 
@@ -165,20 +169,20 @@ pub(crate) async fn drain(
 /// the audit log stay.
 #[utoipa::path(delete, path = "/v1/tenants/{tenant}/consumers/{consumer}", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("confirm" = String, Query)),
-    responses((status = 200, body = Consumer)), extensions(("x-role" = json!("admin"))))]
+    responses((status = 200, body = ConsumerBody)), extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn delete(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
     mut query: Query,
-) -> Result<Json<Consumer>, ApiError> {
+) -> Result<Json<ConsumerBody>, ApiError> {
     let confirmed = query.text("confirm")?;
     query.end()?;
-    let row = caller.admin.consumer(&tenant, &consumer).await?;
+    let row = caller.admin.consumers().get(&tenant, &consumer).await?;
     if confirmed.as_deref() != Some(row.name.as_str()) {
         return Err(ApiError::invalid(
             "query parameter `confirm` must be the consumer's name: its inbox is deleted, for good",
         ));
     }
-    caller.admin.delete_consumer(&tenant, &consumer).await?;
+    caller.admin.consumers().delete(&tenant, &consumer).await?;
     Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))
 }

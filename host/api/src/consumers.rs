@@ -16,7 +16,8 @@ use crate::{
 
 /// A consumer.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Consumer {
+#[schema(as = Consumer)]
+pub struct ConsumerBody {
     /// Key.
     pub consumer_id: i32,
     /// Name of its tenant.
@@ -32,19 +33,19 @@ pub struct Consumer {
     /// Revision; it grows with every change of the policy or state.
     pub revision: i64,
     /// Offsets of a seek that is not finished; null where there is none.
-    pub seek: Option<Vec<SeekOffset>>,
+    pub seek: Option<Vec<SeekOffsetBody>>,
     /// Quarantine, which keeps hosts from starting the consumer; absent where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub quarantine: Option<Quarantine>,
+    pub quarantine: Option<QuarantineBody>,
     /// Messages in its inbox that are still to be run, up to 10,001. Only in the answer for one
     /// consumer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open_messages: Option<i64>,
     /// Deliveries that hosts refused as duplicates. Only in the answer for one consumer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub duplicates: Option<Duplicates>,
+    pub duplicates: Option<DuplicatesBody>,
     /// State of the consumer on each running host.
-    pub hosts: Vec<HostRun>,
+    pub hosts: Vec<HostConsumerStatusBody>,
     /// Generation; it grows with every change of the deployments.
     pub generation: i64,
     /// Time of creation.
@@ -53,7 +54,8 @@ pub struct Consumer {
 
 /// Deliveries that hosts refused because their message is done already.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Duplicates {
+#[schema(as = Duplicates)]
+pub struct DuplicatesBody {
     /// Lower bound of their number. Each host adds its refusals every two seconds, and a host that
     /// dies loses its last ones.
     pub refused: i64,
@@ -66,7 +68,8 @@ pub struct Duplicates {
 /// The quarantine of a consumer. No host starts the consumer, because a host ended while starting
 /// it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Quarantine {
+#[schema(as = Quarantine)]
+pub struct QuarantineBody {
     /// Start of the quarantine.
     pub at: DateTime<Utc>,
     /// The host that ended: name of the machine and id of the process.
@@ -79,7 +82,8 @@ pub struct Quarantine {
 
 /// The next offset of a partition.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct SeekOffset {
+#[schema(as = SeekOffset)]
+pub struct SeekOffsetBody {
     /// The topic.
     pub topic: String,
     /// The partition.
@@ -90,7 +94,8 @@ pub struct SeekOffset {
 
 /// State of a consumer on a running host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct HostRun {
+#[schema(as = HostRun)]
+pub struct HostConsumerStatusBody {
     /// The host.
     pub host_id: i64,
     /// Name of the host.
@@ -103,16 +108,16 @@ pub struct HostRun {
     pub error: Option<String>,
 }
 
-impl Consumer {
+impl ConsumerBody {
     /// Creates the wire type of a consumer, with those of the hosts' reports that are about it.
     pub(crate) fn new(
         consumer: oncebox_control::Consumer,
-        runs: &[oncebox_control::HostRun],
+        runs: &[oncebox_control::HostConsumerStatus],
     ) -> Self {
         let policy = consumer.policy_shown();
         let quarantine = consumer.quarantine.as_ref().map(|quarantine| {
             let text = quarantine.text(&consumer.tenant, &consumer.name);
-            Quarantine {
+            QuarantineBody {
                 at: quarantine.at,
                 host: quarantine.host.clone(),
                 deaths: quarantine.deaths,
@@ -131,7 +136,7 @@ impl Consumer {
             seek,
             ..
         } = consumer;
-        let offset = |to: oncebox_control::SeekOffset| SeekOffset {
+        let offset = |to: oncebox_control::SeekOffset| SeekOffsetBody {
             topic: to.topic,
             partition: to.partition,
             offset: to.offset,
@@ -144,8 +149,8 @@ impl Consumer {
             tenant,
             name,
             policy,
-            state,
-            tenant_state,
+            state: state.to_string(),
+            tenant_state: tenant_state.to_string(),
             revision,
             seek,
             quarantine,
@@ -158,20 +163,21 @@ impl Consumer {
     }
 }
 
-fn host_run(run: &oncebox_control::HostRun) -> HostRun {
-    let oncebox_control::HostRun { host_id, host, state, revision, error, .. } = run.clone();
-    HostRun { host_id, host, state, revision, error }
+fn host_run(run: &oncebox_control::HostConsumerStatus) -> HostConsumerStatusBody {
+    let oncebox_control::HostConsumerStatus { host_id, host, state, revision, error, .. } =
+        run.clone();
+    HostConsumerStatusBody { host_id, host, state, revision, error }
 }
 
 /// Reads a consumer with the hosts' reports about it.
 pub(crate) async fn shown(
-    admin: &oncebox_control::Admin,
+    admin: &oncebox_control::Control,
     tenant: &str,
     name: &str,
-) -> Result<Consumer, ApiError> {
-    let consumer = admin.consumer(tenant, name).await?;
-    let runs = admin.runs(Some(tenant), Some(name)).await?;
-    Ok(Consumer::new(consumer, &runs))
+) -> Result<ConsumerBody, ApiError> {
+    let consumer = admin.consumers().get(tenant, name).await?;
+    let runs = admin.hosts().statuses(Some(tenant), Some(name)).await?;
+    Ok(ConsumerBody::new(consumer, &runs))
 }
 
 /// A consumer to be created.
@@ -187,16 +193,18 @@ pub struct NewConsumer {
 
 /// List consumers
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers", tag = "consumers", params(("tenant" = String, Path)),
-    responses((status = 200, body = Vec<Consumer>)), extensions(("x-role" = json!("viewer"))))]
+    responses((status = 200, body = Vec<ConsumerBody>)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn list(
     caller: Caller,
     Path(tenant): Path<String>,
-) -> Result<Json<Vec<Consumer>>, ApiError> {
-    let tenant = caller.admin.tenant(&tenant).await?.name;
-    let (all, runs) =
-        (caller.admin.consumers().await?, caller.admin.runs(Some(&tenant), None).await?);
+) -> Result<Json<Vec<ConsumerBody>>, ApiError> {
+    let tenant = caller.admin.tenants().get(&tenant).await?.name;
+    let (all, runs) = (
+        caller.admin.consumers().list().await?,
+        caller.admin.hosts().statuses(Some(&tenant), None).await?,
+    );
     let of_tenant = all.into_iter().filter(|consumer| consumer.tenant == tenant);
-    Ok(Json(of_tenant.map(|consumer| Consumer::new(consumer, &runs)).collect()))
+    Ok(Json(of_tenant.map(|consumer| ConsumerBody::new(consumer, &runs)).collect()))
 }
 
 /// Create a consumer
@@ -207,17 +215,17 @@ pub(crate) async fn list(
 /// tenant's `topics_allowed`, which are `oncebox.<tenant>.*` until an operator changes them. It can
 /// never set a pattern.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers", tag = "consumers", params(("tenant" = String, Path)),
-    request_body = NewConsumer, responses((status = 201, body = Consumer)), extensions(("x-role" = json!("admin"))))]
+    request_body = NewConsumer, responses((status = 201, body = ConsumerBody)), extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn create(
     State(api): State<Api>,
     caller: Caller,
     Path(tenant): Path<String>,
     extract::Json(new): extract::Json<NewConsumer>,
-) -> Result<(StatusCode, Json<Consumer>), ApiError> {
+) -> Result<(StatusCode, Json<ConsumerBody>), ApiError> {
     let mut policy = parse(new.policy).await?;
     check_tenants_policy(&caller, &tenant, &new.name, &mut policy, None).await?;
     api.components().check_policy(&tenant, &new.name, &policy).map_err(ApiError::invalid)?;
-    caller.admin.create_consumer(&tenant, &new.name, &policy).await?;
+    caller.admin.consumers().create(&tenant, &new.name, &policy).await?;
     Ok((StatusCode::CREATED, Json(shown(&caller.admin, &tenant, &new.name).await?)))
 }
 
@@ -279,7 +287,7 @@ pub(crate) async fn check_tenants_policy(
                 `{own}`"
         ));
     }
-    let limits = caller.admin.tenant(tenant).await?.limits;
+    let limits = caller.admin.tenants().get(tenant).await?.limits;
     let known = before.map(|before| before.topics).unwrap_or_default();
     match policy
         .topics
@@ -307,18 +315,18 @@ pub(crate) async fn parse(policy: Map<String, Value>) -> Result<Policy, ApiError
 
 /// Show a consumer
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}", tag = "consumers",
-    params(("tenant" = String, Path), ("consumer" = String, Path)), responses((status = 200, body = Consumer)),
+    params(("tenant" = String, Path), ("consumer" = String, Path)), responses((status = 200, body = ConsumerBody)),
     extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn show(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
-) -> Result<Json<Consumer>, ApiError> {
-    let row = caller.admin.consumer(&tenant, &consumer).await?;
-    let open_messages = Some(caller.admin.open_messages(&row).await?);
+) -> Result<Json<ConsumerBody>, ApiError> {
+    let row = caller.admin.consumers().get(&tenant, &consumer).await?;
+    let open_messages = Some(caller.admin.reconciliation().open_messages(&row).await?);
     let oncebox_control::Duplicates { refused, since, last_at } =
-        caller.admin.duplicates(row.consumer_id).await?;
-    let duplicates = Some(Duplicates { refused, since, last_at });
-    Ok(Json(Consumer {
+        caller.admin.hosts().duplicates(row.consumer_id).await?;
+    let duplicates = Some(DuplicatesBody { refused, since, last_at });
+    Ok(Json(ConsumerBody {
         open_messages,
         duplicates,
         ..shown(&caller.admin, &tenant, &consumer).await?

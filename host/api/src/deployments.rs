@@ -11,13 +11,14 @@ use crate::{
     auth::Caller,
     error::ApiError,
     extract::{Path, Query},
-    hosts::HostProgress,
+    hosts::HostProgressBody,
 };
 
 /// The version that runs a message again after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Retries {
+#[schema(as = Retries)]
+pub enum RetriesBody {
     /// The version that is live at the retry.
     #[default]
     Live,
@@ -25,11 +26,11 @@ pub enum Retries {
     Pinned,
 }
 
-impl From<Retries> for control::Retries {
-    fn from(retries: Retries) -> Self {
+impl From<RetriesBody> for control::Retries {
+    fn from(retries: RetriesBody) -> Self {
         match retries {
-            Retries::Live => Self::Live,
-            Retries::Pinned => Self::Pinned,
+            RetriesBody::Live => Self::Live,
+            RetriesBody::Pinned => Self::Pinned,
         }
     }
 }
@@ -38,7 +39,8 @@ impl From<Retries> for control::Retries {
 /// version's by more than the margin.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Guard {
+#[schema(as = Guard)]
+pub struct GuardBody {
     /// Margin: percentage points by which the canary may fail more often than the stable version.
     pub margin_percent: f64,
     /// Window, seconds.
@@ -47,22 +49,22 @@ pub struct Guard {
     pub messages_min: u32,
 }
 
-impl Default for Guard {
+impl Default for GuardBody {
     fn default() -> Self {
         control::Guard::default().into()
     }
 }
 
-impl From<control::Guard> for Guard {
+impl From<control::Guard> for GuardBody {
     fn from(guard: control::Guard) -> Self {
         let control::Guard { margin_percent, window_s, messages_min } = guard;
         Self { margin_percent, window_s, messages_min }
     }
 }
 
-impl From<Guard> for control::Guard {
-    fn from(guard: Guard) -> Self {
-        let Guard { margin_percent, window_s, messages_min } = guard;
+impl From<GuardBody> for control::Guard {
+    fn from(guard: GuardBody) -> Self {
+        let GuardBody { margin_percent, window_s, messages_min } = guard;
         Self { margin_percent, window_s, messages_min }
     }
 }
@@ -70,7 +72,8 @@ impl From<Guard> for control::Guard {
 /// A deployment to be created.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct NewDeployment {
+#[schema(as = NewDeployment)]
+pub struct NewDeploymentBody {
     /// The event type; `orders.*` for all that begin with `orders.`; `*` for all. The most specific
     /// one wins.
     pub event_type: String,
@@ -95,7 +98,7 @@ pub struct NewDeployment {
     pub requires_migration: Option<String>,
     /// The version that runs a message again after a failure.
     #[serde(default)]
-    pub retries: Retries,
+    pub retries: RetriesBody,
 }
 
 /// A canary to be started.
@@ -104,13 +107,13 @@ pub struct NewDeployment {
 pub struct NewCanary {
     /// The deployment to start.
     #[serde(flatten)]
-    pub deployment: NewDeployment,
+    pub deployment: NewDeploymentBody,
     /// Share of ordering keys, more than 0 and at most 100. A key stays with the canary while the
     /// share grows.
     pub percent: f64,
     /// The bound that ends the canary automatically.
     #[serde(default)]
-    pub guard: Option<Guard>,
+    pub guard: Option<GuardBody>,
 }
 
 /// A shadow to be started.
@@ -119,7 +122,7 @@ pub struct NewCanary {
 pub struct NewShadow {
     /// The deployment to start.
     #[serde(flatten)]
-    pub deployment: NewDeployment,
+    pub deployment: NewDeploymentBody,
     /// Share of messages, more than 0 and at most 100.
     pub percent: f64,
     /// Longest duration of one run, milliseconds; by default 250.
@@ -129,7 +132,8 @@ pub struct NewShadow {
 
 /// A deployment, with the progress of the hosts.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Deployment {
+#[schema(as = Deployment)]
+pub struct DeploymentBody {
     /// Key.
     pub deployment_id: i64,
     /// The event type.
@@ -155,7 +159,7 @@ pub struct Deployment {
     /// The version that runs a message again: `live` or `pinned`.
     pub retries: String,
     /// The bound that ends a canary automatically.
-    pub guard: Option<Guard>,
+    pub guard: Option<GuardBody>,
     /// Generation of the consumer that the deployment began with. A host that runs this generation
     /// or a later one has loaded it.
     pub generation: i64,
@@ -171,14 +175,14 @@ pub struct Deployment {
     pub ended_reason: Option<String>,
     /// The running hosts, with their progress for the consumer.
     #[serde(default)]
-    pub hosts: Vec<HostProgress>,
+    pub hosts: Vec<HostProgressBody>,
     /// Warnings for the deployer. Only in the answer to a deployment.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
-impl Deployment {
-    fn of(row: control::Deployment, hosts: &[HostProgress]) -> Self {
+impl DeploymentBody {
+    fn of(row: control::Deployment, hosts: &[HostProgressBody]) -> Self {
         let object = |value: Value| match value {
             Value::Object(object) => object,
             _ => Map::new(),
@@ -208,12 +212,12 @@ impl Deployment {
     }
 }
 
-impl NewDeployment {
+impl NewDeploymentBody {
     pub(crate) fn into_inbox(
         self,
-        role: control::Role,
+        role: control::DeploymentRole,
         percent: Option<f64>,
-        guard: Option<Guard>,
+        guard: Option<GuardBody>,
     ) -> control::NewDeployment {
         control::NewDeployment {
             slot: control::Slot {
@@ -240,13 +244,16 @@ impl Caller {
         tenant: &str,
         consumer: &str,
         row: control::Deployment,
-    ) -> Result<Deployment, ApiError> {
-        let consumer = self.admin.consumer(tenant, consumer).await?;
-        Ok(Deployment::of(row, &self.progress(consumer.consumer_id).await?))
+    ) -> Result<DeploymentBody, ApiError> {
+        let consumer = self.admin.consumers().get(tenant, consumer).await?;
+        Ok(DeploymentBody::of(row, &self.progress(consumer.consumer_id).await?))
     }
 
-    pub(crate) async fn progress(&self, consumer_id: i32) -> Result<Vec<HostProgress>, ApiError> {
-        Ok(self.admin.host_progress(consumer_id).await?.into_iter().map(Into::into).collect())
+    pub(crate) async fn progress(
+        &self,
+        consumer_id: i32,
+    ) -> Result<Vec<HostProgressBody>, ApiError> {
+        Ok(self.admin.hosts().progress(consumer_id).await?.into_iter().map(Into::into).collect())
     }
 
     pub(crate) async fn deploy(
@@ -254,11 +261,11 @@ impl Caller {
         tenant: &str,
         consumer: &str,
         new: &control::NewDeployment,
-    ) -> Result<(StatusCode, Json<Deployment>), ApiError> {
-        let made = self.admin.deploy(tenant, consumer, new).await?;
-        let consumer_id = self.admin.consumer(tenant, consumer).await?.consumer_id;
-        let warnings = self.admin.scope_warnings(consumer_id, &made).await?;
-        let shown = Deployment { warnings, ..self.shown(tenant, consumer, made).await? };
+    ) -> Result<(StatusCode, Json<DeploymentBody>), ApiError> {
+        let made = self.admin.deployments().deploy(tenant, consumer, new).await?;
+        let consumer_id = self.admin.consumers().get(tenant, consumer).await?.consumer_id;
+        let warnings = self.admin.deployments().overlap_warnings(consumer_id, &made).await?;
+        let shown = DeploymentBody { warnings, ..self.shown(tenant, consumer, made).await? };
         Ok((StatusCode::CREATED, Json(shown)))
     }
 }
@@ -269,20 +276,24 @@ impl Caller {
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/deployments", tag = "deployments",
     params(("tenant" = String, Path), ("consumer" = String, Path),
         ("history" = Option<bool>, Query, description = "Also those that have ended")),
-    responses((status = 200, body = Vec<Deployment>)), extensions(("x-role" = json!("viewer"))))]
+    responses((status = 200, body = Vec<DeploymentBody>)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn list(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
     mut query: Query,
-) -> Result<Json<Vec<Deployment>>, ApiError> {
+) -> Result<Json<Vec<DeploymentBody>>, ApiError> {
     let history = query.flag("history")?;
     query.end()?;
-    let consumer = caller.admin.consumer(&tenant, &consumer).await?;
+    let consumer = caller.admin.consumers().get(&tenant, &consumer).await?;
     let hosts = caller.progress(consumer.consumer_id).await?;
-    let rows = caller.admin.deployment_list(consumer.consumer_id, history).await?;
+    let rows = caller.admin.deployments().list(consumer.consumer_id, history).await?;
     // Hosts have no progress with an ended deployment.
     let shown = rows.into_iter().map(|row| {
-        if row.ended_at.is_none() { Deployment::of(row, &hosts) } else { Deployment::of(row, &[]) }
+        if row.ended_at.is_none() {
+            DeploymentBody::of(row, &hosts)
+        } else {
+            DeploymentBody::of(row, &[])
+        }
     });
     Ok(Json(shown.collect()))
 }
@@ -290,12 +301,12 @@ pub(crate) async fn list(
 /// Show a deployment
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}", tag = "deployments",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("deployment_id" = i64, Path)),
-    responses((status = 200, body = Deployment)), extensions(("x-role" = json!("viewer"))))]
+    responses((status = 200, body = DeploymentBody)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn show(
     caller: Caller,
     Path((tenant, consumer, deployment_id)): Path<(String, String, i64)>,
-) -> Result<Json<Deployment>, ApiError> {
-    let consumer = caller.admin.consumer(&tenant, &consumer).await?;
-    let row = caller.admin.deployment(consumer.consumer_id, deployment_id).await?;
-    Ok(Json(Deployment::of(row, &caller.progress(consumer.consumer_id).await?)))
+) -> Result<Json<DeploymentBody>, ApiError> {
+    let consumer = caller.admin.consumers().get(&tenant, &consumer).await?;
+    let row = caller.admin.deployments().get(consumer.consumer_id, deployment_id).await?;
+    Ok(Json(DeploymentBody::of(row, &caller.progress(consumer.consumer_id).await?)))
 }

@@ -17,12 +17,13 @@ pub struct DoctorReport {
     /// Number of checks without a result.
     pub unknown: usize,
     /// Findings of all checks, errors first.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<FindingBody>,
 }
 
 /// The finding of a check.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Finding {
+#[schema(as = Finding)]
+pub struct FindingBody {
     /// The database, as `host:port/name`.
     pub place: String,
     /// Name of the check.
@@ -37,7 +38,7 @@ pub struct Finding {
     pub advice: Option<String>,
 }
 
-impl From<oncebox_control::Finding> for Finding {
+impl From<oncebox_control::Finding> for FindingBody {
     fn from(finding: oncebox_control::Finding) -> Self {
         let oncebox_control::Finding { place, check, severity, found, sql, advice } = finding;
         Self {
@@ -61,9 +62,12 @@ pub(crate) async fn show(
     caller: Caller,
     State(api): State<Api>,
 ) -> Result<Json<DoctorReport>, ApiError> {
-    let findings =
-        caller.admin.doctor(HostLimits { connections_max: api.limits().connections_max }).await?;
-    let findings: Vec<Finding> = findings.into_iter().map(Into::into).collect();
+    let findings = caller
+        .admin
+        .doctor()
+        .run(HostLimits { connections_max: api.limits().connections_max })
+        .await?;
+    let findings: Vec<FindingBody> = findings.into_iter().map(Into::into).collect();
     let count =
         |severity: &str| findings.iter().filter(|finding| finding.severity == severity).count();
     Ok(Json(DoctorReport {

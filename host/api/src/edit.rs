@@ -57,8 +57,9 @@ pub(crate) async fn edit(
     };
     caller
         .admin
+        .messages()
         .edit_message(&tenant, &consumer, &message_id, &Edit { payload, reason, as_of })
         .await?;
-    let detail = caller.admin.inbox_show(&tenant, &consumer, &message_id).await?;
+    let detail = caller.admin.messages().inbox_show(&tenant, &consumer, &message_id).await?;
     Ok(Json(InboxDetailWire::new(detail, false)))
 }

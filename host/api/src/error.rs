@@ -26,12 +26,13 @@ pub struct ProblemDetails {
     pub request_id: String,
     /// All problems of a component, a migration or a policy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub problems: Vec<Problem>,
+    pub problems: Vec<ProblemBody>,
 }
 
 /// A problem of a component, a migration or a policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Problem {
+#[schema(as = Problem)]
+pub struct ProblemBody {
     /// Code, stable for programs.
     pub code: String,
     /// Text for a reader.
@@ -129,7 +130,7 @@ impl Code {
 pub struct ApiError {
     code: Code,
     detail: String,
-    problems: Vec<Problem>,
+    problems: Vec<ProblemBody>,
     /// Cause of a fault, only for the log and for a caller in this process.
     cause: Option<String>,
     /// Methods that the path takes.
@@ -148,7 +149,7 @@ impl ApiError {
     }
 
     /// Creates the refusal of a component that cannot run here.
-    pub fn refused(problems: Vec<Problem>) -> Self {
+    pub fn refused(problems: Vec<ProblemBody>) -> Self {
         let text =
             problems.iter().map(|problem| problem.text.as_str()).collect::<Vec<_>>().join("; ");
         Self {
@@ -231,7 +232,7 @@ impl From<InboxError> for ApiError {
             InboxError::Policy(problems) | InboxError::Statements { problems, .. } => Self {
                 problems: problems
                     .iter()
-                    .map(|problem| Problem {
+                    .map(|problem| ProblemBody {
                         code: problem.code.clone(),
                         text: problem.text.clone(),
                     })

@@ -55,7 +55,8 @@ pub(crate) async fn export(
 ) -> Result<Json<Vec<InboxExport>>, ApiError> {
     let (filter, with_record) = (filter(&mut query)?, query.flag("payload")?);
     query.end()?;
-    let exported = caller.admin.inbox_export(&tenant, &consumer, &filter, with_record).await?;
+    let exported =
+        caller.admin.messages().inbox_export(&tenant, &consumer, &filter, with_record).await?;
     let wire = |e: oncebox_control::Exported| InboxExport {
         message: InboxDetailWire::new(e.detail, with_record),
         history: e.history.into_iter().map(Into::into).collect(),

@@ -10,7 +10,8 @@ use crate::{auth::Caller, error::ApiError, extract::Path};
 /// A handler, which deployments give the messages of an event type to. Its first version creates
 /// it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Handler {
+#[schema(as = Handler)]
+pub struct HandlerBody {
     /// Name.
     pub name: String,
     /// Number of uploaded versions.
@@ -19,7 +20,7 @@ pub struct Handler {
     pub latest_at: Option<DateTime<Utc>>,
 }
 
-impl From<oncebox_control::HandlerRow> for Handler {
+impl From<oncebox_control::HandlerRow> for HandlerBody {
     fn from(row: oncebox_control::HandlerRow) -> Self {
         let oncebox_control::HandlerRow { name, versions, latest_at } = row;
         Self { name, versions, latest_at }
@@ -28,10 +29,10 @@ impl From<oncebox_control::HandlerRow> for Handler {
 
 /// List handlers
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/handlers", tag = "versions", params(("tenant" = String, Path)),
-    responses((status = 200, body = Vec<Handler>)), extensions(("x-role" = json!("viewer"))))]
+    responses((status = 200, body = Vec<HandlerBody>)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn list(
     caller: Caller,
     Path(tenant): Path<String>,
-) -> Result<Json<Vec<Handler>>, ApiError> {
-    Ok(Json(caller.admin.handlers(&tenant).await?.into_iter().map(Into::into).collect()))
+) -> Result<Json<Vec<HandlerBody>>, ApiError> {
+    Ok(Json(caller.admin.versions().handlers(&tenant).await?.into_iter().map(Into::into).collect()))
 }

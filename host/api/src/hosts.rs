@@ -11,7 +11,8 @@ use crate::{auth::Caller, error::ApiError};
 
 /// A host with a recent heartbeat.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Host {
+#[schema(as = Host)]
+pub struct HostBody {
     /// Key; a restarted process is another host.
     pub host_id: i64,
     /// Name of the machine and id of the process.
@@ -37,10 +38,10 @@ pub struct HostFailing {
     pub error: Option<String>,
 }
 
-impl Host {
+impl HostBody {
     fn new(
         host: oncebox_control::Host,
-        runs: &[oncebox_control::HostRun],
+        runs: &[oncebox_control::HostConsumerStatus],
         names: &BTreeMap<i32, (String, String)>,
     ) -> Self {
         let oncebox_control::Host { host_id, name, started_at, seen_at } = host;
@@ -63,7 +64,8 @@ impl Host {
 
 /// A host's progress with a consumer.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct HostProgress {
+#[schema(as = HostProgress)]
+pub struct HostProgressBody {
     /// The host.
     pub host_id: i64,
     /// Name of the host.
@@ -80,7 +82,7 @@ pub struct HostProgress {
     pub at: DateTime<Utc>,
 }
 
-impl From<oncebox_control::HostProgress> for HostProgress {
+impl From<oncebox_control::HostProgress> for HostProgressBody {
     fn from(progress: oncebox_control::HostProgress) -> Self {
         let oncebox_control::HostProgress {
             host_id,
@@ -96,13 +98,14 @@ impl From<oncebox_control::HostProgress> for HostProgress {
 }
 
 /// List the running hosts
-#[utoipa::path(get, path = "/v1/hosts", tag = "hosts", responses((status = 200, body = Vec<Host>)),
+#[utoipa::path(get, path = "/v1/hosts", tag = "hosts", responses((status = 200, body = Vec<HostBody>)),
     extensions(("x-role" = json!("viewer"))))]
-pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<Host>>, ApiError> {
-    let runs = caller.admin.runs(None, None).await?;
+pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<HostBody>>, ApiError> {
+    let runs = caller.admin.hosts().statuses(None, None).await?;
     let names = caller
         .admin
-        .standings()
+        .reconciliation()
+        .desired_states()
         .await?
         .into_iter()
         .map(|s| (s.consumer_id, (s.tenant, s.name)))
@@ -111,9 +114,10 @@ pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<Host>>, ApiError> {
         caller
             .admin
             .hosts()
+            .list()
             .await?
             .into_iter()
-            .map(|host| Host::new(host, &runs, &names))
+            .map(|host| HostBody::new(host, &runs, &names))
             .collect(),
     ))
 }

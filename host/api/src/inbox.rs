@@ -247,8 +247,10 @@ pub(crate) async fn list(
     };
     query.end()?;
     // A misspelt name must not look like an empty inbox.
-    caller.admin.consumer(&tenant, &consumer).await?;
-    Ok(Json(caller.admin.inbox_list(&filter).await?.into_iter().map(Into::into).collect()))
+    caller.admin.consumers().get(&tenant, &consumer).await?;
+    Ok(Json(
+        caller.admin.messages().inbox_list(&filter).await?.into_iter().map(Into::into).collect(),
+    ))
 }
 
 /// Reads the filter of a list or an export from the query.
@@ -325,7 +327,7 @@ pub(crate) async fn backlog(
     query: Query,
 ) -> Result<Json<InboxStats>, ApiError> {
     query.end()?;
-    let (backlog, alerts) = caller.admin.backlog(&tenant, &consumer).await?;
+    let (backlog, alerts) = caller.admin.messages().backlog(&tenant, &consumer).await?;
     let alert = |a: oncebox_model::Alert| InboxAlert {
         alert: a.name.to_owned(),
         value: a.value,
@@ -502,7 +504,7 @@ async fn apply(
     };
     let bulk = oncebox_control::BulkAction { action, filter, message_ids, reason, as_of, limit };
     let oncebox_control::BulkResult { changed, left, as_of } =
-        caller.admin.act_on_messages(tenant, consumer, &bulk).await?;
+        caller.admin.messages().act_on_messages(tenant, consumer, &bulk).await?;
     Ok(Json(BulkResultWire { changed, left, as_of }))
 }
 
@@ -526,7 +528,7 @@ pub(crate) async fn show(
 ) -> Result<Json<InboxDetailWire>, ApiError> {
     let with_record = query.flag("payload")?;
     query.end()?;
-    let detail = caller.admin.inbox_show(&tenant, &consumer, &message_id).await?;
+    let detail = caller.admin.messages().inbox_show(&tenant, &consumer, &message_id).await?;
     Ok(Json(InboxDetailWire::new(detail, with_record)))
 }
 
@@ -557,5 +559,5 @@ pub(crate) async fn history(
     query: Query,
 ) -> Result<Json<MessageHistoryWire>, ApiError> {
     query.end()?;
-    Ok(Json(caller.admin.message_history(&tenant, &consumer, &message_id).await?.into()))
+    Ok(Json(caller.admin.messages().message_history(&tenant, &consumer, &message_id).await?.into()))
 }

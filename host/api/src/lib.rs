@@ -37,7 +37,7 @@ pub mod wire;
 pub use auth::Principal;
 pub use brokers::{Asking, BrokerError, Brokers, GroupPosition, SeekTo, SeekToOffset};
 pub use components::{Checked, Checking, Components, Unchecked};
-pub use error::{ApiError, Code, Problem, ProblemDetails};
+pub use error::{ApiError, Code, ProblemBody, ProblemDetails};
 pub use openapi::document;
 
 use std::{
@@ -46,7 +46,7 @@ use std::{
 };
 
 use axum::{Router, middleware};
-use oncebox_control::Admin;
+use oncebox_control::Control;
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
@@ -98,7 +98,7 @@ impl Default for Limits {
 pub struct Api(Arc<Shared>);
 
 struct Shared {
-    admin: Admin,
+    admin: Control,
     components: Arc<dyn Components>,
     brokers: OnceLock<Arc<dyn Brokers>>,
     limits: Limits,
@@ -109,7 +109,12 @@ struct Shared {
 
 impl Api {
     /// Creates the API over a database.
-    pub fn new(admin: Admin, components: Arc<dyn Components>, limits: Limits, mode: Mode) -> Self {
+    pub fn new(
+        admin: Control,
+        components: Arc<dyn Components>,
+        limits: Limits,
+        mode: Mode,
+    ) -> Self {
         let uploads = Semaphore::new(limits.uploads_max);
         Self(Arc::new(Shared {
             admin,
@@ -135,7 +140,7 @@ impl Api {
         self.0.tasks.wait().await;
     }
 
-    pub(crate) fn admin(&self) -> &Admin {
+    pub(crate) fn admin(&self) -> &Control {
         &self.0.admin
     }
 

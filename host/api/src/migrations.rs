@@ -13,7 +13,8 @@ use crate::{
 
 /// A migration that was applied to a tenant's schema.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Migration {
+#[schema(as = Migration)]
+pub struct MigrationBody {
     /// Name, unique within the tenant.
     pub name: String,
     /// SHA-256 of its text.
@@ -27,14 +28,15 @@ pub struct Migration {
 /// A migration to be applied.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct NewMigration {
+#[schema(as = NewMigration)]
+pub struct NewMigrationBody {
     /// A letter or digit, then up to 99 of A-Z, a-z, 0-9, `.`, `_` and `-`.
     pub name: String,
     /// Statements of a schema, which run in one transaction as the owner of the tenant's schema.
     pub sql: String,
 }
 
-impl From<oncebox_control::Migration> for Migration {
+impl From<oncebox_control::Migration> for MigrationBody {
     fn from(migration: oncebox_control::Migration) -> Self {
         let oncebox_control::Migration { name, digest, applied_at, applied_by } = migration;
         Self { name, digest: hex::encode(digest), applied_at, applied_by }
@@ -43,13 +45,22 @@ impl From<oncebox_control::Migration> for Migration {
 
 /// List the migrations that the tenant's schema holds
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/migrations", tag = "tenants", params(("tenant" = String, Path)),
-    responses((status = 200, body = Vec<Migration>)), extensions(("x-role" = json!("viewer"))))]
+    responses((status = 200, body = Vec<MigrationBody>)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn list(
     caller: Caller,
     Path(tenant): Path<String>,
-) -> Result<Json<Vec<Migration>>, ApiError> {
-    let tenant = caller.admin.tenant(&tenant).await?;
-    Ok(Json(caller.admin.migrations(&tenant.name).await?.into_iter().map(Into::into).collect()))
+) -> Result<Json<Vec<MigrationBody>>, ApiError> {
+    let tenant = caller.admin.tenants().get(&tenant).await?;
+    Ok(Json(
+        caller
+            .admin
+            .tenant_databases()
+            .migrations(&tenant.name)
+            .await?
+            .into_iter()
+            .map(Into::into)
+            .collect(),
+    ))
 }
 
 /// Apply a migration to the tenant's tables
@@ -58,18 +69,20 @@ pub(crate) async fn list(
 /// text it is refused. Statements that do not belong to a schema are refused before any statement
 /// runs; `problems` names each with its line.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/migrations", tag = "tenants", params(("tenant" = String, Path)),
-    request_body = NewMigration,
-    responses((status = 201, body = Migration), (status = 200, body = Migration, description = "The schema holds it already")),
+    request_body = NewMigrationBody,
+    responses((status = 201, body = MigrationBody), (status = 200, body = MigrationBody, description = "The schema holds it already")),
     extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn apply(
     caller: Caller,
     Path(tenant): Path<String>,
-    extract::Json(new): extract::Json<NewMigration>,
-) -> Result<(StatusCode, Json<Migration>), ApiError> {
-    let tenant = caller.admin.tenant(&tenant).await?;
-    let is_new = caller.admin.apply_migration(&tenant, &new.name, &new.sql).await?;
+    extract::Json(new): extract::Json<NewMigrationBody>,
+) -> Result<(StatusCode, Json<MigrationBody>), ApiError> {
+    let tenant = caller.admin.tenants().get(&tenant).await?;
+    let is_new =
+        caller.admin.tenant_databases().apply_migration(&tenant, &new.name, &new.sql).await?;
     let held = caller
         .admin
+        .tenant_databases()
         .migrations(&tenant.name)
         .await?
         .into_iter()

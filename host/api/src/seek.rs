@@ -2,7 +2,7 @@
 
 use axum::{Json, extract::State};
 use chrono::{DateTime, Utc};
-use oncebox_control::{Admin, SeekOffset};
+use oncebox_control::{Control, SeekOffset};
 use oncebox_model::policy::{Dedup, PastHorizon, Policy};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -11,7 +11,7 @@ use crate::{
     Api,
     auth::Caller,
     brokers::{BrokerError, GroupPosition, SeekTo, SeekToOffset},
-    consumers::{Consumer, may_not_read, shown},
+    consumers::{ConsumerBody, may_not_read, shown},
     error::{ApiError, Code},
     extract::{Json as Body, Path},
 };
@@ -80,7 +80,7 @@ pub struct SeekPlan {
     /// Whether the seek is carried out.
     pub is_accepted: bool,
     /// The consumer after the request.
-    pub consumer: Consumer,
+    pub consumer: ConsumerBody,
 }
 
 /// The consequences of a seek in one partition.
@@ -123,13 +123,13 @@ pub(crate) async fn seek(
 ) -> Result<Json<SeekPlan>, ApiError> {
     let accept = new.accept;
     let to = wanted(new)?;
-    let row = caller.admin.consumer(&tenant, &consumer).await?;
+    let row = caller.admin.consumers().get(&tenant, &consumer).await?;
     let policy = row.policy()?;
     if caller.principal.tenant().is_some()
         && let SeekTo::Offsets(named) = &to
     {
         // A policy with a regular expression does not list its topics.
-        let limits = caller.admin.tenant(&tenant).await?.limits;
+        let limits = caller.admin.tenants().get(&tenant).await?.limits;
         let mut named = named.iter().filter_map(|to| to.topic.as_ref());
         if let Some(topic) = named
             .find(|topic| !policy.topics.contains(topic) && !limits.allows_topic(&tenant, topic))
@@ -178,7 +178,7 @@ pub(crate) async fn seek(
             })
             .collect();
         let details = serde_json::json!({ "read_again": read_again, "run_again": run_again, "skipped": skipped });
-        caller.admin.begin_seek(&tenant, &consumer, offsets, details).await?;
+        caller.admin.consumers().begin_seek(&tenant, &consumer, offsets, details).await?;
     }
     let consequences = consequences(&policy, horizon, read_again, run_again, skipped);
     let consumer = shown(&caller.admin, &tenant, &consumer).await?;
@@ -196,13 +196,13 @@ pub(crate) async fn seek(
 
 /// Cancel a seek that is not finished
 #[utoipa::path(delete, path = "/v1/tenants/{tenant}/consumers/{consumer}/seek", tag = "consumers",
-    params(("tenant" = String, Path), ("consumer" = String, Path)), responses((status = 200, body = Consumer)),
+    params(("tenant" = String, Path), ("consumer" = String, Path)), responses((status = 200, body = ConsumerBody)),
     extensions(("x-role" = json!("operator"))))]
 pub(crate) async fn cancel(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
-) -> Result<Json<Consumer>, ApiError> {
-    caller.admin.cancel_seek(&tenant, &consumer).await?;
+) -> Result<Json<ConsumerBody>, ApiError> {
+    caller.admin.consumers().cancel_seek(&tenant, &consumer).await?;
     Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))
 }
 
@@ -223,7 +223,7 @@ fn wanted(new: NewSeek) -> Result<SeekTo, ApiError> {
 }
 
 /// Returns the time before which the inbox may have forgotten messages, by the database's clock.
-async fn horizon(admin: &Admin, policy: &Policy) -> Result<Option<DateTime<Utc>>, ApiError> {
+async fn horizon(admin: &Control, policy: &Policy) -> Result<Option<DateTime<Utc>>, ApiError> {
     match policy.retention.days() {
         Some(days) if policy.dedup == Dedup::Inbox => {
             Ok(Some(admin.now().await? - chrono::Duration::days(days)))

@@ -11,7 +11,8 @@ use crate::{auth::Caller, error::ApiError, extract::Path};
 /// Sums and the newest differences of a shadow. Every sampled message that the live version
 /// completed is one of `same`, `differ`, `failed` and `skipped`.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct ShadowReport {
+#[schema(as = ShadowReport)]
+pub struct ShadowReportBody {
     /// The deployment.
     pub deployment_id: i64,
     /// Sampled messages that the live version completed.
@@ -23,7 +24,7 @@ pub struct ShadowReport {
     /// Messages on which the candidate failed and the live version did not.
     pub failed: i64,
     /// Messages that were not compared, by reason.
-    pub skipped: Vec<ShadowSkipped>,
+    pub skipped: Vec<ShadowSkippedBody>,
     /// Tables whose changes are not captured yet, while the shadow is live. No message is compared
     /// before the list is empty.
     #[serde(default)]
@@ -41,14 +42,15 @@ pub struct ShadowReport {
     /// Time of the last sums.
     pub last_at: Option<DateTime<Utc>>,
     /// Kinds of difference with their numbers of messages, most first.
-    pub sums: Vec<ShadowSum>,
+    pub sums: Vec<ShadowSumBody>,
     /// The newest differences, newest first.
-    pub differences: Vec<ShadowDifference>,
+    pub differences: Vec<ShadowDifferenceBody>,
 }
 
 /// Messages that were not compared for one reason.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct ShadowSkipped {
+#[schema(as = ShadowSkipped)]
+pub struct ShadowSkippedBody {
     /// Reason, stable for programs.
     pub reason: String,
     /// Reason, as text for a reader.
@@ -59,7 +61,8 @@ pub struct ShadowSkipped {
 
 /// One kind of difference.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct ShadowSum {
+#[schema(as = ShadowSum)]
+pub struct ShadowSumBody {
     /// The table; empty where the outcome differs.
     pub table: String,
     /// `inserted`, `updated`, `deleted` or `outcome`.
@@ -73,7 +76,8 @@ pub struct ShadowSum {
 /// One difference in one message. Values are texts of PostgreSQL, cut after a kibibyte. They are
 /// absent where the consumer's policy keeps no payloads.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct ShadowDifference {
+#[schema(as = ShadowDifference)]
+pub struct ShadowDifferenceBody {
     /// Time of the record.
     pub at: DateTime<Utc>,
     /// Id of the message.
@@ -94,20 +98,17 @@ pub struct ShadowDifference {
     pub candidate: Option<String>,
 }
 
-impl From<control::ShadowReport> for ShadowReport {
+impl From<control::ShadowReport> for ShadowReportBody {
     fn from(report: control::ShadowReport) -> Self {
         let skipped = report.skipped.into_iter();
-        let skipped = skipped.map(|of| ShadowSkipped {
+        let skipped = skipped.map(|of| ShadowSkippedBody {
             reason: of.reason,
             meaning: of.meaning.to_owned(),
             messages: of.messages,
         });
         let sums = report.sums.into_iter();
-        let sums = sums.map(|control::ShadowSum { table, change, column, messages }| ShadowSum {
-            table,
-            change,
-            column,
-            messages,
+        let sums = sums.map(|control::ShadowSum { table, change, column, messages }| {
+            ShadowSumBody { table, change, column, messages }
         });
         Self {
             deployment_id: report.deployment_id,
@@ -129,7 +130,7 @@ impl From<control::ShadowReport> for ShadowReport {
     }
 }
 
-impl From<control::ShadowDifference> for ShadowDifference {
+impl From<control::ShadowDifference> for ShadowDifferenceBody {
     fn from(difference: control::ShadowDifference) -> Self {
         let control::ShadowDifference {
             at,
@@ -149,13 +150,13 @@ impl From<control::ShadowDifference> for ShadowDifference {
 /// List the differences of a shadow
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/differences", tag = "deployments",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("deployment_id" = i64, Path)),
-    responses((status = 200, body = ShadowReport)), extensions(("x-role" = json!("viewer"))))]
+    responses((status = 200, body = ShadowReportBody)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn differences(
     caller: Caller,
     Path((tenant, consumer, deployment_id)): Path<(String, String, i64)>,
-) -> Result<Json<ShadowReport>, ApiError> {
-    let consumer = caller.admin.consumer(&tenant, &consumer).await?;
+) -> Result<Json<ShadowReportBody>, ApiError> {
+    let consumer = caller.admin.consumers().get(&tenant, &consumer).await?;
     // The deployment must be one of this consumer's.
-    caller.admin.deployment(consumer.consumer_id, deployment_id).await?;
-    Ok(Json(caller.admin.shadow_report(deployment_id).await?.into()))
+    caller.admin.deployments().get(consumer.consumer_id, deployment_id).await?;
+    Ok(Json(caller.admin.shadows().report(deployment_id).await?.into()))
 }

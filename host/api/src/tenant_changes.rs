@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::{Json, extract::State};
-use oncebox_control::Admin;
+use oncebox_control::Control;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -13,7 +13,7 @@ use crate::{
     auth::Caller,
     error::ApiError,
     extract::{self, Path},
-    tenants::Tenant,
+    tenants::TenantBody,
 };
 
 /// Longest wait of a request for the end of a deletion, before the answer reports the progress.
@@ -22,7 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// The resources that each host gives a tenant, over all of its consumers. Over a limit messages
 /// wait; they do not fail.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct TenantLimits {
+#[schema(as = TenantLimits)]
+pub struct TenantLimitsBody {
     /// Weight against the other tenants on a busy host, 1 to 10,000.
     pub weight: u32,
     /// Largest number of database connections; null for the host's own bound.
@@ -43,7 +44,7 @@ pub struct TenantLimits {
     pub topics_allowed: Option<Vec<String>>,
 }
 
-impl From<oncebox_model::TenantLimits> for TenantLimits {
+impl From<oncebox_model::TenantLimits> for TenantLimitsBody {
     fn from(limits: oncebox_model::TenantLimits) -> Self {
         let oncebox_model::TenantLimits {
             weight,
@@ -81,7 +82,8 @@ pub struct TenantDeletion {
 
 /// The progress of a tenant's deletion.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct TenantRemoval {
+#[schema(as = TenantRemoval)]
+pub struct TenantRemovalBody {
     /// The tenant.
     pub tenant: String,
     /// Whether only the audit log is left of the tenant.
@@ -99,37 +101,37 @@ pub struct TenantRemoval {
 /// Hosts finish the batches that they run and leave its groups. Its tokens can only read, and
 /// nothing is uploaded or deployed for it.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/suspend", tag = "tenants", params(("tenant" = String, Path)), request_body = Nothing,
-    responses((status = 200, body = Tenant)), extensions(("x-role" = json!("platform"))))]
+    responses((status = 200, body = TenantBody)), extensions(("x-role" = json!("platform"))))]
 pub(crate) async fn suspend(
     caller: Caller,
     Path(tenant): Path<String>,
     extract::Json(Nothing {}): extract::Json<Nothing>,
-) -> Result<Json<Tenant>, ApiError> {
-    Ok(Json(caller.admin.suspend_tenant(&tenant).await?.into()))
+) -> Result<Json<TenantBody>, ApiError> {
+    Ok(Json(caller.admin.tenants().suspend(&tenant).await?.into()))
 }
 
 /// Resume a suspended tenant: its consumers continue where they stopped
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/resume", tag = "tenants", params(("tenant" = String, Path)), request_body = Nothing,
-    responses((status = 200, body = Tenant)), extensions(("x-role" = json!("platform"))))]
+    responses((status = 200, body = TenantBody)), extensions(("x-role" = json!("platform"))))]
 pub(crate) async fn resume(
     caller: Caller,
     Path(tenant): Path<String>,
     extract::Json(Nothing {}): extract::Json<Nothing>,
-) -> Result<Json<Tenant>, ApiError> {
-    Ok(Json(caller.admin.resume_tenant(&tenant).await?.into()))
+) -> Result<Json<TenantBody>, ApiError> {
+    Ok(Json(caller.admin.tenants().resume(&tenant).await?.into()))
 }
 
 /// Change the limits of a tenant
 ///
 /// Limits that the body does not name stay; `null` removes a limit.
 #[utoipa::path(patch, path = "/v1/tenants/{tenant}/limits", tag = "tenants", params(("tenant" = String, Path)),
-    request_body = TenantLimits, responses((status = 200, body = Tenant)), extensions(("x-role" = json!("platform"))))]
+    request_body = TenantLimitsBody, responses((status = 200, body = TenantBody)), extensions(("x-role" = json!("platform"))))]
 pub(crate) async fn limit(
     caller: Caller,
     Path(tenant): Path<String>,
     extract::Json(changes): extract::Json<Map<String, Value>>,
-) -> Result<Json<Tenant>, ApiError> {
-    Ok(Json(caller.admin.limit_tenant(&tenant, &changes).await?.into()))
+) -> Result<Json<TenantBody>, ApiError> {
+    Ok(Json(caller.admin.tenants().set_limits(&tenant, &changes).await?.into()))
 }
 
 /// Give a tenant new passwords and a new secret
@@ -137,13 +139,13 @@ pub(crate) async fn limit(
 /// No answer shows them. Messages are processed throughout: the former credentials stay valid for
 /// ten minutes.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/rotate-credentials", tag = "tenants", params(("tenant" = String, Path)),
-    request_body = Nothing, responses((status = 200, body = Tenant)), extensions(("x-role" = json!("admin"))))]
+    request_body = Nothing, responses((status = 200, body = TenantBody)), extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn rotate(
     caller: Caller,
     Path(tenant): Path<String>,
     extract::Json(Nothing {}): extract::Json<Nothing>,
-) -> Result<Json<Tenant>, ApiError> {
-    Ok(Json(caller.admin.rotate_credentials(&tenant).await?.into()))
+) -> Result<Json<TenantBody>, ApiError> {
+    Ok(Json(caller.admin.tenants().rotate_credentials(&tenant).await?.into()))
 }
 
 /// Delete a tenant with its tables and its messages, for good
@@ -152,14 +154,14 @@ pub(crate) async fn rotate(
 /// continues without the caller. Repeat the request to see the progress, until the tenant is not
 /// found. The audit log stays.
 #[utoipa::path(delete, path = "/v1/tenants/{tenant}", tag = "tenants", params(("tenant" = String, Path)), request_body = TenantDeletion,
-    responses((status = 200, body = TenantRemoval)), extensions(("x-role" = json!("platform"))))]
+    responses((status = 200, body = TenantRemovalBody)), extensions(("x-role" = json!("platform"))))]
 pub(crate) async fn delete(
     State(api): State<Api>,
     caller: Caller,
     Path(tenant): Path<String>,
     extract::Json(TenantDeletion { confirm }): extract::Json<TenantDeletion>,
-) -> Result<Json<TenantRemoval>, ApiError> {
-    caller.admin.tenant(&tenant).await?;
+) -> Result<Json<TenantRemovalBody>, ApiError> {
+    caller.admin.tenants().get(&tenant).await?;
     if confirm != tenant {
         let detail = format!(
             "`confirm` is `{confirm}`; it must be the tenant's name, since everything of \
@@ -167,12 +169,12 @@ pub(crate) async fn delete(
         );
         return Err(ApiError::invalid(detail));
     }
-    let row = caller.admin.delete_tenant(&tenant).await?;
+    let row = caller.admin.tenants().delete(&tenant).await?;
     let admin = caller.admin.clone();
     let removing = api.tasks().spawn({
         let row = row.clone();
         async move {
-            admin.remove_tenant(&row).await.inspect_err(
+            admin.tenants().remove(&row).await.inspect_err(
                 |error| tracing::warn!(tenant = row.name, %error, "tenant deletion not finished"),
             )
         }
@@ -190,10 +192,13 @@ pub(crate) async fn delete(
     Ok(Json(how_far(&caller.admin, &row).await?))
 }
 
-async fn how_far(admin: &Admin, row: &oncebox_control::Tenant) -> Result<TenantRemoval, ApiError> {
+async fn how_far(
+    admin: &Control,
+    row: &oncebox_control::Tenant,
+) -> Result<TenantRemovalBody, ApiError> {
     let tenant = row.name.clone();
-    if !admin.tenants().await?.iter().any(|other| other.tenant_id == row.tenant_id) {
-        return Ok(TenantRemoval {
+    if !admin.tenants().list().await?.iter().any(|other| other.tenant_id == row.tenant_id) {
+        return Ok(TenantRemovalBody {
             tenant,
             is_done: true,
             waiting_for: Vec::new(),
@@ -202,6 +207,6 @@ async fn how_far(admin: &Admin, row: &oncebox_control::Tenant) -> Result<TenantR
         });
     }
     let oncebox_control::TenantRemoval { waiting_for, objects, messages } =
-        admin.tenant_removal(row).await?;
-    Ok(TenantRemoval { tenant, is_done: false, waiting_for, objects, messages })
+        admin.tenants().removal(row).await?;
+    Ok(TenantRemovalBody { tenant, is_done: false, waiting_for, objects, messages })
 }

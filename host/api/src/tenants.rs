@@ -10,13 +10,14 @@ use crate::{
     auth::Caller,
     error::ApiError,
     extract::{self, Path},
-    migrations::NewMigration,
-    tenant_changes::TenantLimits,
+    migrations::NewMigrationBody,
+    tenant_changes::TenantLimitsBody,
 };
 
 /// A tenant.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Tenant {
+#[schema(as = Tenant)]
+pub struct TenantBody {
     /// Key.
     pub tenant_id: i32,
     /// Name.
@@ -34,14 +35,14 @@ pub struct Tenant {
     /// `active`, `suspended` or `deleting`.
     pub state: String,
     /// Resources that each host gives the tenant.
-    pub limits: TenantLimits,
+    pub limits: TenantLimitsBody,
     /// Revision; it grows with every change that hosts must apply.
     pub revision: i64,
     /// Time of creation.
     pub created_at: DateTime<Utc>,
 }
 
-impl From<oncebox_control::Tenant> for Tenant {
+impl From<oncebox_control::Tenant> for TenantBody {
     fn from(tenant: oncebox_control::Tenant) -> Self {
         let oncebox_control::Tenant {
             tenant_id,
@@ -63,7 +64,7 @@ impl From<oncebox_control::Tenant> for Tenant {
             login,
             owner_login,
             database,
-            state,
+            state: state.to_string(),
             limits: limits.into(),
             revision,
             created_at,
@@ -79,7 +80,7 @@ pub struct NewTenant {
     pub name: String,
     /// Migrations of its tables, in order. If one fails, the tenant is not created.
     #[serde(default)]
-    pub migrations: Vec<NewMigration>,
+    pub migrations: Vec<NewMigrationBody>,
     /// URL of a PostgreSQL database that holds its inbox and tables instead of the host's, as
     /// `postgres://login:password@host:5432/name?sslmode=verify-full`. The database must be empty
     /// and for this tenant alone. The login may create roles and schemas there. The URL is kept
@@ -100,31 +101,34 @@ impl std::fmt::Debug for NewTenant {
 }
 
 /// List tenants
-#[utoipa::path(get, path = "/v1/tenants", tag = "tenants", responses((status = 200, body = Vec<Tenant>)),
+#[utoipa::path(get, path = "/v1/tenants", tag = "tenants", responses((status = 200, body = Vec<TenantBody>)),
     extensions(("x-role" = json!("viewer"))))]
-pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<Tenant>>, ApiError> {
-    Ok(Json(caller.admin.tenants().await?.into_iter().map(Into::into).collect()))
+pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<TenantBody>>, ApiError> {
+    Ok(Json(caller.admin.tenants().list().await?.into_iter().map(Into::into).collect()))
 }
 
 /// Create a tenant: its schema and its logins
-#[utoipa::path(post, path = "/v1/tenants", tag = "tenants", request_body = NewTenant, responses((status = 201, body = Tenant)),
+#[utoipa::path(post, path = "/v1/tenants", tag = "tenants", request_body = NewTenant, responses((status = 201, body = TenantBody)),
     extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn create(
     caller: Caller,
     extract::Json(new): extract::Json<NewTenant>,
-) -> Result<(StatusCode, Json<Tenant>), ApiError> {
+) -> Result<(StatusCode, Json<TenantBody>), ApiError> {
     let url = new.database_url.as_deref().map(DatabaseUrl::parse).transpose()?;
     let tenant = match &url {
-        Some(url) => caller.admin.create_tenant_at(&new.name, url).await?,
-        None => caller.admin.create_tenant(&new.name).await?,
+        Some(url) => caller.admin.tenants().create_dedicated(&new.name, url).await?,
+        None => caller.admin.tenants().create(&new.name).await?,
     };
     for migration in &new.migrations {
-        if let Err(error) =
-            caller.admin.apply_migration(&tenant, &migration.name, &migration.sql).await
+        if let Err(error) = caller
+            .admin
+            .tenant_databases()
+            .apply_migration(&tenant, &migration.name, &migration.sql)
+            .await
         {
             // One transaction cannot hold both: the tables are created over other connections than
             // the row.
-            caller.admin.take_back_tenant(&tenant).await?;
+            caller.admin.tenants().take_back(&tenant).await?;
             return Err(
                 ApiError::from(error).because_of(&format!("tenant `{}` was not created", new.name))
             );
@@ -135,10 +139,10 @@ pub(crate) async fn create(
 
 /// Show a tenant
 #[utoipa::path(get, path = "/v1/tenants/{tenant}", tag = "tenants", params(("tenant" = String, Path)),
-    responses((status = 200, body = Tenant)), extensions(("x-role" = json!("viewer"))))]
+    responses((status = 200, body = TenantBody)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn show(
     caller: Caller,
     Path(tenant): Path<String>,
-) -> Result<Json<Tenant>, ApiError> {
-    Ok(Json(caller.admin.tenant(&tenant).await?.into()))
+) -> Result<Json<TenantBody>, ApiError> {
+    Ok(Json(caller.admin.tenants().get(&tenant).await?.into()))
 }

@@ -80,7 +80,8 @@ impl From<Role> for TokenRole {
 
 /// A token's row, without the token.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Token {
+#[schema(as = Token)]
+pub struct TokenBody {
     /// Key.
     pub token_id: i64,
     /// Name of the holder: a user or a program.
@@ -99,7 +100,7 @@ pub struct Token {
     pub revoked_at: Option<DateTime<Utc>>,
 }
 
-impl From<oncebox_control::Token> for Token {
+impl From<oncebox_control::Token> for TokenBody {
     fn from(token: oncebox_control::Token) -> Self {
         let oncebox_control::Token {
             token_id,
@@ -127,7 +128,8 @@ impl From<oncebox_control::Token> for Token {
 /// A token to be created.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct NewToken {
+#[schema(as = NewToken)]
+pub struct NewTokenBody {
     /// Name of the holder, a user or a program. A letter or digit, then up to 62 of A-Z, a-z, 0-9,
     /// `.`, `_`, `@` and `-`.
     pub name: String,
@@ -164,68 +166,68 @@ impl fmt::Debug for TokenCreated {
 }
 
 /// List all tokens, also expired and revoked ones
-#[utoipa::path(get, path = "/v1/tokens", tag = "tokens", responses((status = 200, body = Vec<Token>)),
+#[utoipa::path(get, path = "/v1/tokens", tag = "tokens", responses((status = 200, body = Vec<TokenBody>)),
     extensions(("x-role" = json!("admin"))))]
-pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<Token>>, ApiError> {
-    Ok(Json(caller.admin.tokens(None).await?.into_iter().map(Into::into).collect()))
+pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<TokenBody>>, ApiError> {
+    Ok(Json(caller.admin.tokens().list(None).await?.into_iter().map(Into::into).collect()))
 }
 
 /// Create a token that reaches every tenant
-#[utoipa::path(post, path = "/v1/tokens", tag = "tokens", request_body = NewToken, responses((status = 201, body = TokenCreated)),
+#[utoipa::path(post, path = "/v1/tokens", tag = "tokens", request_body = NewTokenBody, responses((status = 201, body = TokenCreated)),
     extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn create(
     caller: Caller,
-    extract::Json(new): extract::Json<NewToken>,
+    extract::Json(new): extract::Json<NewTokenBody>,
 ) -> Result<(StatusCode, Json<TokenCreated>), ApiError> {
     create_for(&caller, None, &new).await
 }
 
 /// Revoke a token at once
 #[utoipa::path(delete, path = "/v1/tokens/{token_id}", tag = "tokens", params(("token_id" = i64, Path)),
-    responses((status = 200, body = Token)), extensions(("x-role" = json!("admin"))))]
+    responses((status = 200, body = TokenBody)), extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn revoke(
     caller: Caller,
     Path(token_id): Path<i64>,
-) -> Result<Json<Token>, ApiError> {
-    Ok(Json(caller.admin.revoke_token(None, token_id).await?.into()))
+) -> Result<Json<TokenBody>, ApiError> {
+    Ok(Json(caller.admin.tokens().revoke(None, token_id).await?.into()))
 }
 
 /// List the tokens of a tenant, also expired and revoked ones
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/tokens", tag = "tokens", params(("tenant" = String, Path)),
-    responses((status = 200, body = Vec<Token>)), extensions(("x-role" = json!("admin"))))]
+    responses((status = 200, body = Vec<TokenBody>)), extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn list_of_tenant(
     caller: Caller,
     Path(tenant): Path<String>,
-) -> Result<Json<Vec<Token>>, ApiError> {
-    Ok(Json(caller.admin.tokens(Some(&tenant)).await?.into_iter().map(Into::into).collect()))
+) -> Result<Json<Vec<TokenBody>>, ApiError> {
+    Ok(Json(caller.admin.tokens().list(Some(&tenant)).await?.into_iter().map(Into::into).collect()))
 }
 
 /// Create a token that reaches this tenant only
-#[utoipa::path(post, path = "/v1/tenants/{tenant}/tokens", tag = "tokens", params(("tenant" = String, Path)), request_body = NewToken,
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/tokens", tag = "tokens", params(("tenant" = String, Path)), request_body = NewTokenBody,
     responses((status = 201, body = TokenCreated)), extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn create_of_tenant(
     caller: Caller,
     Path(tenant): Path<String>,
-    extract::Json(new): extract::Json<NewToken>,
+    extract::Json(new): extract::Json<NewTokenBody>,
 ) -> Result<(StatusCode, Json<TokenCreated>), ApiError> {
     create_for(&caller, Some(&tenant), &new).await
 }
 
 /// Revoke a token of a tenant at once
 #[utoipa::path(delete, path = "/v1/tenants/{tenant}/tokens/{token_id}", tag = "tokens",
-    params(("tenant" = String, Path), ("token_id" = i64, Path)), responses((status = 200, body = Token)),
+    params(("tenant" = String, Path), ("token_id" = i64, Path)), responses((status = 200, body = TokenBody)),
     extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn revoke_of_tenant(
     caller: Caller,
     Path((tenant, token_id)): Path<(String, i64)>,
-) -> Result<Json<Token>, ApiError> {
-    Ok(Json(caller.admin.revoke_token(Some(&tenant), token_id).await?.into()))
+) -> Result<Json<TokenBody>, ApiError> {
+    Ok(Json(caller.admin.tokens().revoke(Some(&tenant), token_id).await?.into()))
 }
 
 async fn create_for(
     caller: &Caller,
     tenant: Option<&str>,
-    new: &NewToken,
+    new: &NewTokenBody,
 ) -> Result<(StatusCode, Json<TokenCreated>), ApiError> {
     let new = oncebox_control::NewToken {
         name: &new.name,
@@ -233,7 +235,7 @@ async fn create_for(
         tenant,
         expires_at: new.expires_at,
     };
-    let (token, secret) = caller.admin.create_token(&new).await?;
+    let (token, secret) = caller.admin.tokens().create(&new).await?;
     let oncebox_control::Token { token_id, name, role, tenant, expires_at, .. } = token;
     let created = TokenCreated {
         token_id,

@@ -17,14 +17,15 @@ use crate::{
     Api,
     auth::Caller,
     components::{Checked, Unchecked},
-    error::{ApiError, Code, Problem},
+    error::{ApiError, Code, ProblemBody},
     extract::{Path, check_media_type},
     upload,
 };
 
 /// A version with the state of its component.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Version {
+#[schema(as = Version)]
+pub struct VersionBody {
     /// Key.
     pub version_id: i32,
     /// Name of the handler.
@@ -38,7 +39,7 @@ pub struct Version {
     /// `queued`, `compiling`, `ready` or `failed`.
     pub state: String,
     /// Problems that keep it from running.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<ProblemBody>,
     /// Properties of the component: imports, languages, sizes. Null where it was never inspected.
     pub report: Option<Value>,
     /// Duration of its compilation, milliseconds.
@@ -49,7 +50,7 @@ pub struct Version {
     pub created_by: String,
 }
 
-impl From<oncebox_control::Version> for Version {
+impl From<oncebox_control::Version> for VersionBody {
     fn from(version: oncebox_control::Version) -> Self {
         Self {
             version_id: version.version_id,
@@ -69,13 +70,22 @@ impl From<oncebox_control::Version> for Version {
 
 /// List versions, newest first
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/handlers/{handler}/versions", tag = "versions",
-    params(("tenant" = String, Path), ("handler" = String, Path)), responses((status = 200, body = Vec<Version>)),
+    params(("tenant" = String, Path), ("handler" = String, Path)), responses((status = 200, body = Vec<VersionBody>)),
     extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn list(
     caller: Caller,
     Path((tenant, handler)): Path<(String, String)>,
-) -> Result<Json<Vec<Version>>, ApiError> {
-    Ok(Json(caller.admin.versions(&tenant, &handler).await?.into_iter().map(Into::into).collect()))
+) -> Result<Json<Vec<VersionBody>>, ApiError> {
+    Ok(Json(
+        caller
+            .admin
+            .versions()
+            .list(&tenant, &handler)
+            .await?
+            .into_iter()
+            .map(Into::into)
+            .collect(),
+    ))
 }
 
 /// Show a version
@@ -83,12 +93,12 @@ pub(crate) async fn list(
     params(("tenant" = String, Path), ("handler" = String, Path),
         ("digest" = String, Path, description = "SHA-256 of the component or of its core module, \
             or 6 or more of its first digits")),
-    responses((status = 200, body = Version)), extensions(("x-role" = json!("viewer"))))]
+    responses((status = 200, body = VersionBody)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn show(
     caller: Caller,
     Path((tenant, handler, digest)): Path<(String, String, String)>,
-) -> Result<Json<Version>, ApiError> {
-    Ok(Json(caller.admin.version(&tenant, &handler, &digest).await?.into()))
+) -> Result<Json<VersionBody>, ApiError> {
+    Ok(Json(caller.admin.versions().get(&tenant, &handler, &digest).await?.into()))
 }
 
 /// Upload a version
@@ -100,7 +110,7 @@ pub(crate) async fn show(
     params(("tenant" = String, Path), ("handler" = String, Path),
         ("digest" = String, Path, description = "SHA-256 of the body, 64 hexadecimal digits")),
     request_body(content = Vec<u8>, content_type = "application/wasm"),
-    responses((status = 201, body = Version), (status = 200, body = Version, description = "It was \
+    responses((status = 201, body = VersionBody), (status = 200, body = VersionBody, description = "It was \
         there already")),
     extensions(("x-role" = json!("deployer"))))]
 pub(crate) async fn upload(
@@ -108,14 +118,15 @@ pub(crate) async fn upload(
     caller: Caller,
     Path((tenant, handler, digest)): Path<(String, String, String)>,
     request: Request<Body>,
-) -> Result<(StatusCode, Json<Version>), ApiError> {
+) -> Result<(StatusCode, Json<VersionBody>), ApiError> {
     let digest = parse_digest(&digest)?;
     check_name("handler", &handler)?;
-    caller.admin.tenant(&tenant).await?;
+    caller.admin.tenants().get(&tenant).await?;
     check_media_type(request.headers(), &["application/wasm", "application/octet-stream"])?;
     // The permit is held until the component is stored: it bounds the memory that uploads take.
     let (_turn, bytes) = upload::receive(&api, request, &digest).await?;
-    let is_known = match caller.admin.version(&tenant, &handler, &hex::encode(digest)).await {
+    let is_known = match caller.admin.versions().get(&tenant, &handler, &hex::encode(digest)).await
+    {
         Ok(_) => true,
         Err(InboxError::NotFound(_)) => false,
         Err(error) => return Err(error.into()),
@@ -127,7 +138,7 @@ pub(crate) async fn upload(
     let Checked { component, source_digest, report, is_compiled, .. } = &checked;
     let new =
         NewVersion { component, source_digest: *source_digest, report, is_compiled: *is_compiled };
-    let version = caller.admin.add_version(&tenant, &handler, new).await?;
+    let version = caller.admin.versions().add(&tenant, &handler, new).await?;
     if version.state == "queued" {
         api.components().submit(checked.digest);
     }
@@ -149,16 +160,17 @@ fn parse_digest(text: &str) -> Result<[u8; 32], ApiError> {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct VersionDiff {
     /// The first version.
-    pub before: Version,
+    pub before: VersionBody,
     /// The second version.
-    pub after: Version,
+    pub after: VersionBody,
     /// Differences of their reports.
-    pub changes: Vec<Change>,
+    pub changes: Vec<ChangeBody>,
 }
 
 /// A member of two reports that differs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Change {
+#[schema(as = Change)]
+pub struct ChangeBody {
     /// Path of the member, such as `imports` or `memory.bytes`.
     pub what: String,
     /// Value in the first version; of a list, the items that only it has.
@@ -175,8 +187,8 @@ pub(crate) async fn diff(
     caller: Caller,
     Path((tenant, handler, digest, other)): Path<(String, String, String, String)>,
 ) -> Result<Json<VersionDiff>, ApiError> {
-    let before: Version = caller.admin.version(&tenant, &handler, &digest).await?.into();
-    let after: Version = caller.admin.version(&tenant, &handler, &other).await?.into();
+    let before: VersionBody = caller.admin.versions().get(&tenant, &handler, &digest).await?.into();
+    let after: VersionBody = caller.admin.versions().get(&tenant, &handler, &other).await?.into();
     if let Some(blind) = [&before, &after].into_iter().find(|version| version.report.is_none()) {
         let detail = format!(
             "nobody looked into version `{}` when it was deployed; upload it again to compare it",
@@ -194,7 +206,7 @@ pub(crate) async fn diff(
     Ok(Json(VersionDiff { before, after, changes }))
 }
 
-fn compare(what: &str, before: &Value, after: &Value, changes: &mut Vec<Change>) {
+fn compare(what: &str, before: &Value, after: &Value, changes: &mut Vec<ChangeBody>) {
     match (before, after) {
         _ if before == after => {}
         (Value::Object(b), Value::Object(a)) => {
@@ -215,13 +227,13 @@ fn compare(what: &str, before: &Value, after: &Value, changes: &mut Vec<Change>)
             let only = |of: &[Value], not: &[Value]| {
                 of.iter().filter(|item| !not.contains(item)).cloned().collect::<Vec<_>>()
             };
-            changes.push(Change {
+            changes.push(ChangeBody {
                 what: what.to_owned(),
                 before: only(b, a).into(),
                 after: only(a, b).into(),
             });
         }
-        _ => changes.push(Change {
+        _ => changes.push(ChangeBody {
             what: what.to_owned(),
             before: before.clone(),
             after: after.clone(),

@@ -8,7 +8,7 @@ use clap::{
     ArgMatches, CommandFactory, FromArgMatches,
     error::{ContextKind, ContextValue, ErrorKind},
 };
-use oncebox_api::wire::{Consumer, Tenant, Whoami};
+use oncebox_api::wire::{ConsumerBody, TenantBody, Whoami};
 use oncebox_devkit::api::{Api, path};
 
 use super::{Cli, Command};
@@ -138,7 +138,7 @@ pub(super) async fn named_or_own(api: &Api, named: Option<String>) -> Result<Opt
 }
 
 /// Returns the tenants that the caller sees.
-pub(super) async fn tenants(api: &Api) -> Result<Vec<Tenant>> {
+pub(super) async fn tenants(api: &Api) -> Result<Vec<TenantBody>> {
     match own_tenant(api).await? {
         Some(tenant) => Ok(vec![api.get(&path(&["tenants", &tenant])).await?]),
         None => api.get(&path(&["tenants"])).await,
@@ -165,7 +165,7 @@ async fn only_tenant(api: &Api) -> Result<String> {
 }
 
 async fn only_consumer(api: &Api, tenant: &str) -> Result<String> {
-    let consumers: Vec<Consumer> = api.get(&path(&["tenants", tenant, "consumers"])).await?;
+    let consumers: Vec<ConsumerBody> = api.get(&path(&["tenants", tenant, "consumers"])).await?;
     let names = consumers.into_iter().map(|consumer| consumer.name).collect();
     only(names, &format!("consumer of tenant `{tenant}`"), "--consumer", "oncebox consumer create")
 }

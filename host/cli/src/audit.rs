@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::Args;
-use oncebox_api::wire::AuditEntry;
+use oncebox_api::wire::AuditEntryBody;
 use oncebox_devkit::{
     api::{Api, path, with_query},
     output,
@@ -25,12 +25,12 @@ pub(super) async fn run(api: &Api, args: AuditArgs, json: bool) -> Result<()> {
     let path = tenant
         .as_ref()
         .map_or_else(|| path(&["audit"]), |tenant| path(&["tenants", tenant, "audit"]));
-    let entries: Vec<AuditEntry> =
+    let entries: Vec<AuditEntryBody> =
         api.get(&with_query(&path, &[("limit", Some(args.limit.to_string()))])).await?;
     if json {
         return output::json(&entries);
     }
-    let cells = |entry: &AuditEntry| {
+    let cells = |entry: &AuditEntryBody| {
         vec![
             output::time(entry.at),
             entry.actor.clone(),

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use oncebox_api::wire::{Deployment, Ending, Guard, NewCanary, NewPercent};
+use oncebox_api::wire::{DeploymentBody, Ending, GuardBody, NewCanary, NewPercent};
 use oncebox_devkit::{api::Api, output, slot::Slot, upload::short};
 
 use super::{
@@ -99,7 +99,7 @@ pub(super) async fn run(api: &Api, command: CanaryCommand, json: bool) -> Result
         CanaryCommand::Grow { slot, percent } => {
             let slot = Slot::from(slot);
             let canary = live(api, &slot).await?;
-            let grown: Deployment = api
+            let grown: DeploymentBody = api
                 .patch(
                     &slot.path(&["deployments", &canary.deployment_id.to_string()]),
                     &NewPercent { percent },
@@ -115,7 +115,7 @@ pub(super) async fn run(api: &Api, command: CanaryCommand, json: bool) -> Result
         CanaryCommand::Promote { slot, waiting } => {
             let slot = Slot::from(slot);
             let canary = live(api, &slot).await?;
-            let promoted: Deployment = api
+            let promoted: DeploymentBody = api
                 .post(
                     &slot.path(&["deployments", &canary.deployment_id.to_string(), "promote"]),
                     &serde_json::json!({}),
@@ -138,8 +138,8 @@ async fn start(api: &Api, args: CanaryStartArgs, json: bool) -> Result<()> {
     let CanaryStartArgs { what, percent, margin, window, messages_min, waiting } = args;
     let slot = &what.slot();
     let (version, deployment) = what.prepare(api).await?;
-    let guard = Guard { margin_percent: margin, window_s: window, messages_min };
-    let canary: Deployment = api
+    let guard = GuardBody { margin_percent: margin, window_s: window, messages_min };
+    let canary: DeploymentBody = api
         .post(&slot.path(&["canaries"]), &NewCanary { deployment, percent, guard: Some(guard) })
         .await?;
     if !json {
@@ -157,7 +157,7 @@ async fn start(api: &Api, args: CanaryStartArgs, json: bool) -> Result<()> {
     hosts::report(api, slot, canary, &waiting, json).await
 }
 
-fn show(canary: &Deployment, json: bool) -> Result<()> {
+fn show(canary: &DeploymentBody, json: bool) -> Result<()> {
     if json {
         return output::json(canary);
     }
@@ -176,7 +176,7 @@ fn show(canary: &Deployment, json: bool) -> Result<()> {
         ],
     ];
     if let Some(guard) = &canary.guard {
-        let Guard { margin_percent, window_s, messages_min } = guard;
+        let GuardBody { margin_percent, window_s, messages_min } = guard;
         let text = format!(
             "by itself when it fails {margin_percent} points more often, over {window_s} s and \
                 {messages_min} messages or more"
@@ -194,7 +194,7 @@ fn show(canary: &Deployment, json: bool) -> Result<()> {
     Ok(())
 }
 
-async fn live(api: &Api, slot: &Slot) -> Result<Deployment> {
+async fn live(api: &Api, slot: &Slot) -> Result<DeploymentBody> {
     let canary = slot.live(api, "canary").await?;
     canary.with_context(|| {
         format!(
@@ -208,12 +208,12 @@ async fn live(api: &Api, slot: &Slot) -> Result<Deployment> {
 pub(super) async fn end(
     api: &Api,
     slot: &Slot,
-    deployment: &Deployment,
+    deployment: &DeploymentBody,
     reason: Option<String>,
     json: bool,
 ) -> Result<()> {
     let path = slot.path(&["deployments", &deployment.deployment_id.to_string(), "end"]);
-    let ended: Deployment = api.post(&path, &Ending { reason }).await?;
+    let ended: DeploymentBody = api.post(&path, &Ending { reason }).await?;
     if json {
         return output::json(&ended);
     }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use oncebox_api::wire::{Consumer, NewConsumer};
+use oncebox_api::wire::{ConsumerBody, NewConsumer};
 use oncebox_devkit::{
     api::{Api, path},
     output,
@@ -106,7 +106,7 @@ pub(super) async fn run(api: &Api, command: ConsumerCommand, json: bool) -> Resu
         ConsumerCommand::Create { name, tenant, policy } => {
             let parsed = read_policy(&tenant, &name, &policy, &|path| std::fs::read(path))?;
             let new = NewConsumer { name: name.clone(), policy: policy_object(&parsed)? };
-            let consumer: Consumer =
+            let consumer: ConsumerBody =
                 api.post(&path(&["tenants", &tenant, "consumers"]), &new).await?;
             if json {
                 return output::json(&consumer);
@@ -145,14 +145,14 @@ pub(super) async fn run(api: &Api, command: ConsumerCommand, json: bool) -> Resu
 }
 
 /// Returns the consumers of a tenant, or of all that the caller sees.
-pub(super) async fn all(api: &Api, tenant: Option<&str>) -> Result<Vec<Consumer>> {
+pub(super) async fn all(api: &Api, tenant: Option<&str>) -> Result<Vec<ConsumerBody>> {
     let tenants = match tenant {
         Some(tenant) => vec![tenant.to_owned()],
         None => arguments::tenants(api).await?.into_iter().map(|tenant| tenant.name).collect(),
     };
     let mut all = Vec::new();
     for tenant in tenants {
-        all.extend(api.get::<Vec<Consumer>>(&path(&["tenants", &tenant, "consumers"])).await?);
+        all.extend(api.get::<Vec<ConsumerBody>>(&path(&["tenants", &tenant, "consumers"])).await?);
     }
     Ok(all)
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use oncebox_api::wire::{self, Deployment, NewDeployment, Version};
+use oncebox_api::wire::{self, DeploymentBody, NewDeploymentBody, VersionBody};
 use oncebox_devkit::{
     api::{Api, path},
     slot::{Slot, handler_name},
@@ -80,7 +80,7 @@ pub(super) enum RetriesArg {
     Pinned,
 }
 
-impl From<RetriesArg> for wire::Retries {
+impl From<RetriesArg> for wire::RetriesBody {
     fn from(retries: RetriesArg) -> Self {
         match retries {
             RetriesArg::Live => Self::Live,
@@ -116,7 +116,7 @@ impl WhatArgs {
 
     /// Uploads the component, if one is given. Returns the version and the deployment to make of
     /// it.
-    pub(super) async fn prepare(&self, api: &Api) -> Result<(Version, NewDeployment)> {
+    pub(super) async fn prepare(&self, api: &Api) -> Result<(VersionBody, NewDeploymentBody)> {
         let slot = self.slot();
         let Slot { tenant, event_type, event_versions, .. } = &slot;
         // This is reported before anything is uploaded.
@@ -150,7 +150,7 @@ impl WhatArgs {
                 upload::find(api, tenant, &handler, digest.as_deref().unwrap_or_default()).await?
             }
         };
-        let new = NewDeployment {
+        let new = NewDeploymentBody {
             event_type: event_type.clone(),
             event_versions: event_versions.clone(),
             handler: version.handler.clone(),
@@ -173,7 +173,7 @@ impl WhatArgs {
 
     /// Warns of a name that makes a new handler where another one is live: it may be misspelt.
     async fn tell_of_new_handler(api: &Api, slot: &Slot, handler: &str) -> Result<()> {
-        let handlers: Vec<wire::Handler> =
+        let handlers: Vec<wire::HandlerBody> =
             api.get(&path(&["tenants", &slot.tenant, "handlers"])).await?;
         if handlers.iter().any(|known| known.name == handler) {
             return Ok(());
@@ -193,7 +193,7 @@ impl WhatArgs {
 pub(super) async fn run(api: &Api, args: DeployArgs, json: bool) -> Result<()> {
     let slot = args.what.slot();
     let (version, new) = args.what.prepare(api).await?;
-    let deployed: Deployment = api.post(&slot.path(&["deployments"]), &new).await?;
+    let deployed: DeploymentBody = api.post(&slot.path(&["deployments"]), &new).await?;
     if !json {
         println!(
             "handler `{}`, version {}, takes {}",

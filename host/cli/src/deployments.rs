@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::Args;
-use oncebox_api::wire::Deployment;
+use oncebox_api::wire::DeploymentBody;
 use oncebox_devkit::{
     api::{Api, path, with_query},
     output,
@@ -33,14 +33,14 @@ struct Of {
     tenant: String,
     consumer: String,
     #[serde(flatten)]
-    deployment: Deployment,
+    deployment: DeploymentBody,
 }
 
 pub(super) async fn run(api: &Api, args: DeploymentsArgs, json: bool) -> Result<()> {
     let mut all = Vec::new();
     for (tenant, consumer) in consumers(api, &args).await? {
         let path = path(&["tenants", &tenant, "consumers", &consumer, "deployments"]);
-        let found: Vec<Deployment> = api
+        let found: Vec<DeploymentBody> = api
             .get(&with_query(&path, &[("history", args.history.then(|| "true".to_owned()))]))
             .await?;
         let found = found
@@ -102,7 +102,7 @@ fn print(all: &[Of], history: bool) {
 }
 
 /// Describes how many hosts run a deployment, and the state of the others.
-fn hosts(deployment: &Deployment) -> String {
+fn hosts(deployment: &DeploymentBody) -> String {
     let late = |host| match hosts::state(deployment, host) {
         "switched" => None,
         state => Some(format!(
@@ -117,7 +117,7 @@ fn hosts(deployment: &Deployment) -> String {
 }
 
 /// Describes when a deployment ended, how and why; returns an empty text while it lives.
-pub(super) fn ended(deployment: &Deployment) -> String {
+pub(super) fn ended(deployment: &DeploymentBody) -> String {
     let (Some(at), Some(how)) = (deployment.ended_at, &deployment.ended_how) else {
         return String::new();
     };

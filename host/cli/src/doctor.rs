@@ -1,7 +1,7 @@
 //! `oncebox doctor`
 
 use anyhow::{Result, bail};
-use oncebox_api::wire::{DoctorReport, Finding};
+use oncebox_api::wire::{DoctorReport, FindingBody};
 use oncebox_devkit::{
     api::{Api, path},
     output,
@@ -28,7 +28,7 @@ pub(super) async fn run(api: &Api, json: bool) -> Result<()> {
     Ok(())
 }
 
-fn print(finding: &Finding) {
+fn print(finding: &FindingBody) {
     println!("{:<8} {}: {}", finding.severity, finding.check, finding.found);
     if finding.severity == "ok" {
         return;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use oncebox_api::wire::{Deployment, Host, HostFailing, HostProgress};
+use oncebox_api::wire::{DeploymentBody, HostBody, HostFailing, HostProgressBody};
 use oncebox_devkit::{
     api::{Api, path},
     output,
@@ -28,11 +28,11 @@ impl Waiting {
 }
 
 pub(super) async fn run(api: &Api, json: bool) -> Result<()> {
-    let hosts: Vec<Host> = api.get(&path(&["hosts"])).await?;
+    let hosts: Vec<HostBody> = api.get(&path(&["hosts"])).await?;
     if json {
         return output::json(&hosts);
     }
-    let cells = |host: &Host| {
+    let cells = |host: &HostBody| {
         let consumers: Vec<_> =
             host.consumers.iter().map(|(state, count)| format!("{count} {state}")).collect();
         let (started, seen) = (output::time(host.started_at), output::time(host.seen_at));
@@ -59,7 +59,7 @@ pub(super) async fn run(api: &Api, json: bool) -> Result<()> {
 pub(super) async fn report(
     api: &Api,
     slot: &Slot,
-    deployed: Deployment,
+    deployed: DeploymentBody,
     waiting: &Waiting,
     json: bool,
 ) -> Result<()> {
@@ -71,7 +71,7 @@ pub(super) async fn report(
     };
     let id = deployed.deployment_id;
     let outcome = wait_until_switched(api, slot, id, Duration::from_secs(seconds)).await;
-    let now: Deployment = api.get(&slot.path(&["deployments", &id.to_string()])).await?;
+    let now: DeploymentBody = api.get(&slot.path(&["deployments", &id.to_string()])).await?;
     if json {
         output::json(&now)?;
     } else {
@@ -84,7 +84,7 @@ pub(super) async fn report(
 pub(super) async fn wait_quietly(
     api: &Api,
     slot: &Slot,
-    live: &Deployment,
+    live: &DeploymentBody,
     waiting: &Waiting,
     json: bool,
 ) -> Result<()> {
@@ -101,12 +101,12 @@ pub(super) async fn wait_quietly(
     Ok(())
 }
 
-fn has_switched(deployment: &Deployment, host: &HostProgress) -> bool {
+fn has_switched(deployment: &DeploymentBody, host: &HostProgressBody) -> bool {
     host.generation >= deployment.generation
 }
 
 /// Returns the state of a host for a deployment, in a word.
-pub(super) fn state<'a>(deployment: &Deployment, host: &'a HostProgress) -> &'a str {
+pub(super) fn state<'a>(deployment: &DeploymentBody, host: &'a HostProgressBody) -> &'a str {
     if has_switched(deployment, host) {
         "switched"
     } else if host.state == "switched" {
@@ -117,12 +117,12 @@ pub(super) fn state<'a>(deployment: &Deployment, host: &'a HostProgress) -> &'a 
 }
 
 /// Prints how far each host is with a deployment.
-pub(super) fn table(deployment: &Deployment) {
+pub(super) fn table(deployment: &DeploymentBody) {
     if deployment.hosts.is_empty() {
         println!("no host is running; the first that starts takes it up");
         return;
     }
-    let cells = |host: &HostProgress| {
+    let cells = |host: &HostProgressBody| {
         vec![
             host.host.clone(),
             state(deployment, host).to_owned(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
-use oncebox_control::{Admin, MasterKey};
+use oncebox_control::{Control, MasterKey};
 use oncebox_devkit::output;
 
 #[derive(Subcommand)]
@@ -31,14 +31,14 @@ pub(super) enum KeysCommand {
     },
 }
 
-pub(super) async fn run(admin: &Admin, command: KeysCommand, json: bool) -> Result<()> {
+pub(super) async fn run(admin: &Control, command: KeysCommand, json: bool) -> Result<()> {
     let KeysCommand::Rotate { new_key_file } = command;
     let text = std::fs::read_to_string(&new_key_file).with_context(|| {
         format!("failed to read the new master key from `{}`", new_key_file.display())
     })?;
     let new = MasterKey::parse(&text)
         .with_context(|| format!("`{}` holds no key", new_key_file.display()))?;
-    let rotation = admin.rotate_master_key(&new).await?;
+    let rotation = admin.tenants().rotate_master_key(&new).await?;
     if json {
         return output::json(&rotation);
     }

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::Args;
-use oncebox_api::wire::{NewRollback, Rollback};
+use oncebox_api::wire::{NewRollback, RollbackBody};
 use oncebox_devkit::{api::Api, output, slot::Slot, upload::short};
 
 use super::deploy::SlotArgs;
@@ -35,7 +35,7 @@ pub(super) async fn run(api: &Api, args: RollbackArgs, json: bool) -> Result<()>
         reason,
         redrive,
     };
-    let done: Rollback = api.post(&slot.path(&["rollbacks"]), &request).await?;
+    let done: RollbackBody = api.post(&slot.path(&["rollbacks"]), &request).await?;
     if json {
         output::json(&done)?;
     } else {
@@ -44,8 +44,8 @@ pub(super) async fn run(api: &Api, args: RollbackArgs, json: bool) -> Result<()>
     hosts::wait_quietly(api, &slot, &done.live, &waiting, json).await
 }
 
-fn print(slot: &Slot, done: &Rollback, redrive: bool) {
-    let Rollback { withdrawn, live, migrations_kept, redriven } = done;
+fn print(slot: &Slot, done: &RollbackBody, redrive: bool) {
+    let RollbackBody { withdrawn, live, migrations_kept, redriven } = done;
     let what = if withdrawn.role == "canary" { "canary" } else { "version" };
     println!(
         "{what} {} of {} is withdrawn; version {} is live",

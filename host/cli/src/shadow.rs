@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
-use oncebox_api::wire::{Deployment, NewShadow};
+use oncebox_api::wire::{DeploymentBody, NewShadow};
 use oncebox_devkit::terminal;
 use oncebox_devkit::{
     api::Api,
@@ -84,7 +84,7 @@ async fn start(api: &Api, args: ShadowStartArgs, json: bool) -> Result<()> {
     let slot = &what.slot();
     let (version, deployment) = what.prepare(api).await?;
     let new = NewShadow { deployment, percent, duration_ms };
-    let shadow: Deployment = api.post(&slot.path(&["shadows"]), &new).await?;
+    let shadow: DeploymentBody = api.post(&slot.path(&["shadows"]), &new).await?;
     if !json {
         println!(
             "version {} runs on {percent} % of the messages of {}, after the live version and \
@@ -105,7 +105,7 @@ async fn start(api: &Api, args: ShadowStartArgs, json: bool) -> Result<()> {
 async fn until_captured(
     api: &Api,
     slot: &Slot,
-    shadow: &Deployment,
+    shadow: &DeploymentBody,
     within: Duration,
 ) -> Result<()> {
     let deadline = Instant::now() + within;
@@ -115,7 +115,7 @@ async fn until_captured(
         let found: Differences = api.get(&slot.path(&["deployments", &id, "differences"])).await?;
         let left = differences::tables(&found.uncaptured_tables);
         if left.is_empty()
-            || api.get::<Deployment>(&slot.path(&["deployments", &id])).await?.hosts.is_empty()
+            || api.get::<DeploymentBody>(&slot.path(&["deployments", &id])).await?.hosts.is_empty()
         {
             bar.finish_and_clear();
             return Ok(());

@@ -122,11 +122,11 @@ fn database_url(file: Option<&Path>) -> Result<Option<String>> {
     Ok(Some(url.trim().to_owned()))
 }
 
-async fn change(api: &Api, tenant: &str, verb: &str) -> Result<wire::Tenant> {
+async fn change(api: &Api, tenant: &str, verb: &str) -> Result<wire::TenantBody> {
     api.post(&path(&["tenants", tenant, verb]), &Nothing {}).await
 }
 
-fn say(json: bool, tenant: &wire::Tenant, text: &str) -> Result<()> {
+fn say(json: bool, tenant: &wire::TenantBody, text: &str) -> Result<()> {
     if json {
         return output::json(tenant);
     }
@@ -134,7 +134,7 @@ fn say(json: bool, tenant: &wire::Tenant, text: &str) -> Result<()> {
     Ok(())
 }
 
-fn show(tenant: &wire::Tenant, json: bool) -> Result<()> {
+fn show(tenant: &wire::TenantBody, json: bool) -> Result<()> {
     if json {
         return output::json(tenant);
     }
@@ -163,7 +163,7 @@ async fn create(
         .map(|path| Migration::read(path, &|path| std::fs::read(path)))
         .collect::<Result<_>>()?;
     let migrations = files.iter().map(Migration::to_send).collect();
-    let tenant: wire::Tenant = api
+    let tenant: wire::TenantBody = api
         .post(&path(&["tenants"]), &NewTenant { name: name.to_owned(), migrations, database_url })
         .await?;
     if json {

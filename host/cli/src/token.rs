@@ -3,7 +3,7 @@
 use anyhow::Result;
 use chrono::{Duration, Utc};
 use clap::{Subcommand, ValueEnum};
-use oncebox_api::wire::{NewToken, Role, Token, TokenCreated};
+use oncebox_api::wire::{NewTokenBody, Role, TokenBody, TokenCreated};
 use oncebox_devkit::{
     api::{Api, path},
     output,
@@ -78,7 +78,7 @@ pub(super) async fn run(api: &Api, command: TokenCommand, json: bool) -> Result<
         TokenCommand::Create { name, role, tenant, expires } => {
             let tenant = arguments::named_or_own(api, tenant).await?;
             let expires_at = expires.map(|days| Utc::now() + Duration::days(days.into()));
-            let request = NewToken { name, role: role.into(), expires_at };
+            let request = NewTokenBody { name, role: role.into(), expires_at };
             let created: TokenCreated = api.post(&tokens(tenant.as_deref(), &[]), &request).await?;
             if json {
                 return output::json(&created);
@@ -92,11 +92,12 @@ pub(super) async fn run(api: &Api, command: TokenCommand, json: bool) -> Result<
         }
         TokenCommand::List { tenant } => {
             let tenant = arguments::named_or_own(api, tenant).await?;
-            list(&api.get::<Vec<Token>>(&tokens(tenant.as_deref(), &[])).await?, json)
+            list(&api.get::<Vec<TokenBody>>(&tokens(tenant.as_deref(), &[])).await?, json)
         }
         TokenCommand::Revoke { id, tenant } => {
             let tenant = arguments::named_or_own(api, tenant).await?;
-            let revoked: Token = api.delete(&tokens(tenant.as_deref(), &[&id.to_string()])).await?;
+            let revoked: TokenBody =
+                api.delete(&tokens(tenant.as_deref(), &[&id.to_string()])).await?;
             if json {
                 output::json(&revoked)
             } else {
@@ -106,17 +107,17 @@ pub(super) async fn run(api: &Api, command: TokenCommand, json: bool) -> Result<
     }
 }
 
-fn list(tokens: &[Token], json: bool) -> Result<()> {
+fn list(tokens: &[TokenBody], json: bool) -> Result<()> {
     if json {
         return output::json(&tokens);
     }
-    let state = |token: &Token| match (token.revoked_at, token.expires_at) {
+    let state = |token: &TokenBody| match (token.revoked_at, token.expires_at) {
         (Some(at), _) => format!("revoked {}", output::time(at)),
         (None, Some(at)) if at <= Utc::now() => format!("ended {}", output::time(at)),
         (None, Some(at)) => format!("until {}", output::time(at)),
         (None, None) => "valid".to_owned(),
     };
-    let cells = |token: &Token| {
+    let cells = |token: &TokenBody| {
         vec![
             token.token_id.to_string(),
             token.name.clone(),

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use oncebox_api::wire::{Deployment, Version, VersionDiff};
+use oncebox_api::wire::{DeploymentBody, VersionBody, VersionDiff};
 use oncebox_devkit::{
     api::{Api, path},
     output,
@@ -90,7 +90,9 @@ pub(super) async fn run(api: &Api, command: VersionCommand, json: bool) -> Resul
                 if no_wait { upload.send(api).await? } else { upload.until_ready(api).await? };
             print(&version, json)
         }
-        VersionCommand::List { of } => list(&api.get::<Vec<Version>>(&of.path(&[])).await?, json),
+        VersionCommand::List { of } => {
+            list(&api.get::<Vec<VersionBody>>(&of.path(&[])).await?, json)
+        }
         VersionCommand::Show { version, of } => print(&api.get(&of.path(&[&version])).await?, json),
         VersionCommand::Diff { before, after, of } => {
             let diff: VersionDiff = api.get(&of.path(&[&before, "diff", &after])).await?;
@@ -109,8 +111,8 @@ async fn live(api: &Api, of: &HandlerArgs, diff: &VersionDiff) -> Result<Vec<Liv
     let mut live = Vec::new();
     for consumer in consumer::all(api, Some(&of.tenant)).await? {
         let path = path(&["tenants", &of.tenant, "consumers", &consumer.name, "deployments"]);
-        let all: Vec<Deployment> = api.get(&path).await?;
-        let is_it = |d: &Deployment| {
+        let all: Vec<DeploymentBody> = api.get(&path).await?;
+        let is_it = |d: &DeploymentBody| {
             d.handler == of.handler
                 && [&diff.before.digest, &diff.after.digest].contains(&&d.digest)
         };
@@ -124,7 +126,7 @@ async fn live(api: &Api, of: &HandlerArgs, diff: &VersionDiff) -> Result<Vec<Liv
     Ok(live)
 }
 
-fn print(version: &Version, json: bool) -> Result<()> {
+fn print(version: &VersionBody, json: bool) -> Result<()> {
     if json {
         return output::json(version);
     }
@@ -132,11 +134,11 @@ fn print(version: &Version, json: bool) -> Result<()> {
     Ok(())
 }
 
-fn list(versions: &[Version], json: bool) -> Result<()> {
+fn list(versions: &[VersionBody], json: bool) -> Result<()> {
     if json {
         return output::json(&versions);
     }
-    let cells = |v: &Version| {
+    let cells = |v: &VersionBody| {
         vec![
             short(&v.digest).to_owned(),
             v.state.clone(),

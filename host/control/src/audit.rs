@@ -4,7 +4,7 @@ use oncebox_model::error::InboxError;
 use serde_json::Value;
 use sqlx::PgConnection;
 
-use crate::control::Admin;
+use crate::handles::Audit;
 
 /// A recorded change.
 #[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
@@ -49,12 +49,12 @@ impl Subject {
     }
 }
 
-impl Admin {
+impl Audit<'_> {
     /// Returns the newest changes of one tenant, or of all, newest first.
     ///
     /// # Errors
     /// An error of the host's database.
-    pub async fn audit_list(
+    pub async fn list(
         &self,
         tenant: Option<&str>,
         limit: i64,
@@ -62,10 +62,10 @@ impl Admin {
         const LIST: &str = "SELECT audit_id, at, actor, action, subject, tenant, details FROM \
             oncebox.audit \
             WHERE $1::text IS NULL OR tenant = $1 ORDER BY audit_id DESC LIMIT $2";
-        Ok(sqlx::query_as(LIST).bind(tenant).bind(limit).fetch_all(&self.pool).await?)
+        Ok(sqlx::query_as(LIST).bind(tenant).bind(limit).fetch_all(&self.0.pool).await?)
     }
 
-    pub(crate) async fn audit(
+    pub(crate) async fn record(
         &self,
         connection: &mut PgConnection,
         action: &str,
@@ -75,7 +75,7 @@ impl Admin {
         const INSERT: &str = "INSERT INTO oncebox.audit (actor, action, subject, tenant, details) \
             VALUES ($1, $2, $3, $4, $5)";
         let query = sqlx::query(INSERT)
-            .bind(&self.actor)
+            .bind(&self.0.actor)
             .bind(action)
             .bind(subject.text)
             .bind(subject.tenant)

@@ -1,5 +1,5 @@
-//! The administrative functions as one set. Every change leaves an audit row in its own
-//! transaction.
+//! The host's access to its database. Its functions are those of the handles that it returns
+//! (`handles.rs`). Every change leaves an audit row in its own transaction.
 
 use chrono::{DateTime, Utc};
 use sqlx::{Connection, PgPool, postgres::PgConnectOptions};
@@ -8,8 +8,8 @@ use std::{sync::Arc, time::Duration};
 use oncebox_model::{error::InboxError, tx::bounded};
 
 use crate::{
-    database::{migration::MigrationBounds, reach, tenant_database::Places},
-    tenants::{Tenant, credentials::Credentials, keys::MasterKey},
+    database::{migration_bounds::MigrationBounds, reach, tenant_database::open::OpenDatabases},
+    tenants::keys::MasterKey,
 };
 
 /// Maximum of connections of the host's own login for its own work. Requests from outside have
@@ -25,17 +25,17 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The host's own access to its database, with the master key.
 #[derive(Clone)]
-pub struct Admin {
+pub struct Control {
     /// Connections of the host's login.
     pub pool: PgPool,
     pub(crate) options: PgConnectOptions,
     pub(crate) key: MasterKey,
     pub(crate) actor: String,
-    pub(crate) places: Arc<Places>,
+    pub(crate) tenant_databases: Arc<OpenDatabases>,
     pub(crate) migrations: MigrationBounds,
 }
 
-impl Admin {
+impl Control {
     /// Returns access for one actor. Opens no connection.
     pub fn new(options: PgConnectOptions, key: MasterKey, actor: impl Into<String>) -> Self {
         let options = reach::noticing_silence(options.application_name("oncebox host"));
@@ -45,7 +45,7 @@ impl Admin {
             options,
             key,
             actor: actor.into(),
-            places: Arc::default(),
+            tenant_databases: Arc::default(),
             migrations,
         }
     }
@@ -65,14 +65,6 @@ impl Admin {
     /// Returns this access for another actor, whose name the audit log keeps.
     pub fn acting_as(&self, actor: impl Into<String>) -> Self {
         Self { actor: actor.into(), ..self.clone() }
-    }
-
-    /// Returns a tenant's secrets.
-    ///
-    /// # Errors
-    /// An error where they cannot be unsealed with the master key.
-    pub fn credentials(&self, tenant: &Tenant) -> Result<Credentials, InboxError> {
-        self.key.credentials(tenant)
     }
 
     /// Checks that the database answers, and that connections to it begin with the requested

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use chrono::{DateTime, Utc};
 use oncebox_model::{error::InboxError, status::BreakerState};
 
-use crate::{consumers::start::forget_starts, control::Admin};
+use crate::{consumers::start::forget_starts, handles::Hosts};
 
 /// Progress of a host with a generation of deployments.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl RunState {
 
 /// Report of a host about a consumer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Run {
+pub struct ConsumerStatus {
     /// Id of the consumer.
     pub consumer_id: i32,
     /// State of the consumer on the host.
@@ -99,14 +99,14 @@ pub struct Run {
     pub revision: i64,
     /// Problem of the consumer on the host, if any.
     pub error: Option<String>,
-    /// Generation of deployments at which the consumer rests on this host, where it rests. Nothing
-    /// of an older generation runs either.
-    pub rests_at: Option<i64>,
+    /// Generation of deployments at which the consumer is stopped on this host, where it is stopped.
+    /// Nothing of an older generation runs either.
+    pub stopped_generation: Option<i64>,
 }
 
 /// Report of a live host about a consumer, as stored.
 #[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
-pub struct HostRun {
+pub struct HostConsumerStatus {
     /// Id of the consumer.
     pub consumer_id: i32,
     /// Id of the host.
@@ -135,18 +135,18 @@ pub struct Duplicates {
 
 /// Time without a heartbeat after which a host counts as gone, as SQL. Nothing waits for such a
 /// host.
-pub(crate) const GONE: &str = "interval '10 seconds'";
+pub(crate) const HEARTBEAT_TIMEOUT: &str = "interval '10 seconds'";
 
-impl Admin {
+impl Hosts<'_> {
     /// Inserts the row of a host that starts, and returns its id.
     ///
     /// # Errors
     /// An error of the host's database.
-    pub async fn host_starts(&self, name: &str) -> Result<i64, InboxError> {
+    pub async fn start(&self, name: &str) -> Result<i64, InboxError> {
         let insert =
             sqlx::query_scalar("INSERT INTO oncebox.host (name) VALUES ($1) RETURNING host_id")
                 .bind(name);
-        Ok(insert.fetch_one(&self.pool).await?)
+        Ok(insert.fetch_one(&self.0.pool).await?)
     }
 
     /// Records a heartbeat of a host, and deletes the rows of hosts that have been gone for an
@@ -154,13 +154,13 @@ impl Admin {
     ///
     /// # Errors
     /// An error of the host's database.
-    pub async fn host_lives(&self, host_id: i64) -> Result<bool, InboxError> {
+    pub async fn beat(&self, host_id: i64) -> Result<bool, InboxError> {
         let seen = sqlx::query("UPDATE oncebox.host SET seen_at = now() WHERE host_id = $1")
             .bind(host_id)
-            .execute(&self.pool)
+            .execute(&self.0.pool)
             .await?;
         sqlx::query("DELETE FROM oncebox.host WHERE seen_at < now() - interval '1 hour'")
-            .execute(&self.pool)
+            .execute(&self.0.pool)
             .await?;
         Ok(seen.rows_affected() > 0)
     }
@@ -169,8 +169,8 @@ impl Admin {
     ///
     /// # Errors
     /// An error of the host's database.
-    pub async fn host_ends(&self, host_id: i64) -> Result<(), InboxError> {
-        let mut tx = self.pool.begin().await?;
+    pub async fn end(&self, host_id: i64) -> Result<(), InboxError> {
+        let mut tx = self.0.pool.begin().await?;
         forget_starts(&mut tx, host_id).await?;
         sqlx::query("DELETE FROM oncebox.host WHERE host_id = $1")
             .bind(host_id)
@@ -183,12 +183,12 @@ impl Admin {
     ///
     /// # Errors
     /// An error of the host's database.
-    pub async fn hosts(&self) -> Result<Vec<Host>, InboxError> {
+    pub async fn list(&self) -> Result<Vec<Host>, InboxError> {
         let list = format!(
             "SELECT host_id, name, started_at, seen_at FROM oncebox.host WHERE seen_at > now() - \
-                {GONE} ORDER BY host_id"
+                {HEARTBEAT_TIMEOUT} ORDER BY host_id"
         );
-        Ok(sqlx::query_as(sqlx::AssertSqlSafe(list)).fetch_all(&self.pool).await?)
+        Ok(sqlx::query_as(sqlx::AssertSqlSafe(list)).fetch_all(&self.0.pool).await?)
     }
 
     /// Records the progress of a host with a generation of a consumer. Once a host has switched,
@@ -198,7 +198,7 @@ impl Admin {
     ///
     /// # Errors
     /// An error of the host's database.
-    pub async fn host_reports(
+    pub async fn report_progress(
         &self,
         host_id: i64,
         consumer_id: i32,
@@ -223,7 +223,7 @@ impl Admin {
             .bind(generation)
             .bind(progress.name())
             .bind(error)
-            .execute(&self.pool)
+            .execute(&self.0.pool)
             .await?;
         if *progress == Progress::Switched {
             self.fence(consumer_id).await?;
@@ -235,7 +235,7 @@ impl Admin {
     ///
     /// # Errors
     /// An error of the host's database.
-    pub async fn host_breakers(
+    pub async fn report_breakers(
         &self,
         host_id: i64,
         consumer_id: i32,
@@ -247,7 +247,7 @@ impl Admin {
             .bind(host_id)
             .bind(consumer_id)
             .bind(sqlx::types::Json(breakers))
-            .execute(&self.pool)
+            .execute(&self.0.pool)
             .await?;
         Ok(())
     }
@@ -267,7 +267,7 @@ impl Admin {
             last_at = excluded.last_at";
         let (ids, counts): (Vec<i32>, Vec<i64>) =
             refused.iter().map(|(id, count)| (*id, count.cast_signed())).unzip();
-        sqlx::query(ADD).bind(ids).bind(counts).execute(&self.pool).await?;
+        sqlx::query(ADD).bind(ids).bind(counts).execute(&self.0.pool).await?;
         Ok(())
     }
 
@@ -280,7 +280,8 @@ impl Admin {
             c.created_at) AS since, d.last_at \
             FROM oncebox.consumer c LEFT JOIN oncebox.duplicates_refused d USING (consumer_id) \
             WHERE c.consumer_id = $1";
-        let found = sqlx::query_as(DUPLICATES).bind(consumer_id).fetch_optional(&self.pool).await?;
+        let found =
+            sqlx::query_as(DUPLICATES).bind(consumer_id).fetch_optional(&self.0.pool).await?;
         found.ok_or_else(|| InboxError::NotFound("the consumer was deleted just now".to_owned()))
     }
 
@@ -289,27 +290,31 @@ impl Admin {
             "UPDATE oncebox.consumer c SET generation_required = s.generation \
              FROM (SELECT min(r.generation) AS generation FROM oncebox.host_consumer r JOIN \
              oncebox.host h USING (host_id) \
-                   WHERE r.consumer_id = $1 AND h.seen_at > now() - {GONE}) s \
+                   WHERE r.consumer_id = $1 AND h.seen_at > now() - {HEARTBEAT_TIMEOUT}) s \
              WHERE c.consumer_id = $1 AND c.generation_required < s.generation"
         );
-        sqlx::query(sqlx::AssertSqlSafe(fence)).bind(consumer_id).execute(&self.pool).await?;
+        sqlx::query(sqlx::AssertSqlSafe(fence)).bind(consumer_id).execute(&self.0.pool).await?;
         Ok(())
     }
 
     /// Records the reports of a host about some consumers. Reports about deleted consumers are
-    /// dropped. Fences off earlier generations of consumers that rest.
+    /// dropped. Fences off earlier generations of stopped consumers.
     ///
     /// # Errors
     /// An error of the host's database.
-    pub async fn host_runs(&self, host_id: i64, runs: &[Run]) -> Result<(), InboxError> {
+    pub async fn report_statuses(
+        &self,
+        host_id: i64,
+        runs: &[ConsumerStatus],
+    ) -> Result<(), InboxError> {
         const REPORT: &str = "INSERT INTO oncebox.host_consumer AS r \
                 (host_id, consumer_id, generation, next_generation, state, run_state, \
                 run_revision, run_error) \
-            SELECT $1, u.id, coalesce(u.rests_at, 0), coalesce(u.rests_at, 0), CASE WHEN \
-            u.rests_at IS NULL THEN 'compiling' ELSE 'switched' END, \
+            SELECT $1, u.id, coalesce(u.stopped_generation, 0), coalesce(u.stopped_generation, 0), \
+            CASE WHEN u.stopped_generation IS NULL THEN 'compiling' ELSE 'switched' END, \
                 u.state, u.revision, u.error \
             FROM unnest($2::int[], $3::text[], $4::bigint[], $5::text[], $6::bigint[]) AS u(id, \
-            state, revision, error, rests_at) \
+            state, revision, error, stopped_generation) \
             WHERE EXISTS (SELECT FROM oncebox.consumer c WHERE c.consumer_id = u.id) ORDER BY u.id \
             ON CONFLICT (host_id, consumer_id) DO UPDATE SET run_state = excluded.run_state, \
             run_revision = excluded.run_revision, \
@@ -320,17 +325,20 @@ impl Admin {
                 error = CASE WHEN excluded.state = 'switched' THEN NULL ELSE r.error END, \
                 at = CASE WHEN excluded.state = 'switched' AND r.generation < excluded.generation \
                 THEN now() ELSE r.at END";
-        let of = |run: fn(&Run) -> Option<i64>| runs.iter().map(run).collect::<Vec<_>>();
+        let of = |run: fn(&ConsumerStatus) -> Option<i64>| runs.iter().map(run).collect::<Vec<_>>();
         sqlx::query(REPORT)
             .bind(host_id)
             .bind(runs.iter().map(|run| run.consumer_id).collect::<Vec<_>>())
             .bind(runs.iter().map(|run| run.state.name()).collect::<Vec<_>>())
             .bind(of(|run| Some(run.revision)))
             .bind(runs.iter().map(|run| run.error.clone()).collect::<Vec<_>>())
-            .bind(of(|run| run.rests_at))
-            .execute(&self.pool)
+            .bind(of(|run| run.stopped_generation))
+            .execute(&self.0.pool)
             .await?;
-        for run in runs.iter().filter(|run| run.rests_at.is_some_and(|generation| generation > 0)) {
+        for run in runs
+            .iter()
+            .filter(|run| run.stopped_generation.is_some_and(|generation| generation > 0))
+        {
             self.fence(run.consumer_id).await?;
         }
         Ok(())
@@ -341,11 +349,11 @@ impl Admin {
     ///
     /// # Errors
     /// An error of the host's database.
-    pub async fn runs(
+    pub async fn statuses(
         &self,
         tenant: Option<&str>,
         consumer: Option<&str>,
-    ) -> Result<Vec<HostRun>, InboxError> {
+    ) -> Result<Vec<HostConsumerStatus>, InboxError> {
         let list = format!(
             "SELECT c.consumer_id, h.host_id, h.name AS host, coalesce(r.run_state, 'starting') AS \
                 state, \
@@ -354,14 +362,14 @@ impl Admin {
              (tenant_id) \
                 LEFT JOIN oncebox.host_consumer r ON r.host_id = h.host_id AND r.consumer_id = \
                 c.consumer_id \
-             WHERE h.seen_at > now() - {GONE} AND ($1::text IS NULL OR t.name = $1) AND ($2::text \
-             IS NULL OR c.name = $2) \
+             WHERE h.seen_at > now() - {HEARTBEAT_TIMEOUT} AND ($1::text IS NULL OR t.name = $1) \
+             AND ($2::text IS NULL OR c.name = $2) \
              ORDER BY c.consumer_id, h.host_id"
         );
         Ok(sqlx::query_as(sqlx::AssertSqlSafe(list))
             .bind(tenant)
             .bind(consumer)
-            .fetch_all(&self.pool)
+            .fetch_all(&self.0.pool)
             .await?)
     }
 
@@ -369,7 +377,7 @@ impl Admin {
     ///
     /// # Errors
     /// An error of the host's database.
-    pub async fn host_progress(&self, consumer_id: i32) -> Result<Vec<HostProgress>, InboxError> {
+    pub async fn progress(&self, consumer_id: i32) -> Result<Vec<HostProgress>, InboxError> {
         let list = format!(
             "SELECT h.host_id, h.name AS host, coalesce(r.generation, 0) AS generation, \
                 coalesce(r.next_generation, 0) AS next_generation, \
@@ -377,11 +385,11 @@ impl Admin {
                 at \
              FROM oncebox.host h LEFT JOIN oncebox.host_consumer r ON r.host_id = h.host_id AND \
              r.consumer_id = $1 \
-             WHERE h.seen_at > now() - {GONE} ORDER BY h.host_id"
+             WHERE h.seen_at > now() - {HEARTBEAT_TIMEOUT} ORDER BY h.host_id"
         );
         Ok(sqlx::query_as(sqlx::AssertSqlSafe(list))
             .bind(consumer_id)
-            .fetch_all(&self.pool)
+            .fetch_all(&self.0.pool)
             .await?)
     }
 }

@@ -4,8 +4,10 @@
 //!
 //! The modules stand in reading order.
 
-// The host's access to its database. Most functions of this crate are methods on it.
+// The host's access to its database.
 mod control;
+// The handles that it returns, one for each noun, with the functions of this crate.
+mod handles;
 // The audit log: each change and its actor.
 mod audit;
 // Tokens: names of callers, and their rights.
@@ -28,22 +30,23 @@ mod doctor;
 pub use audit::AuditEntry;
 pub use consumers::{
     Consumer,
-    delete::{LastOfConsumer, RemovalTurn},
+    delete::{DeletionStep, LastOfConsumer},
     policy_change::{Consequence, PolicyChange, PolicyDifference},
     seek::{Seek, SeekInHand, SeekOffset, SeekTurn},
     start::{Quarantine, Quarantined, Start, StartTurn},
-    state::{Standing, Work},
+    state::{DesiredState, RunMode},
 };
-pub use control::{Admin, check_name};
+pub use control::{Control, check_name};
 pub use database::{
     functions::{Functions, SCHEMA_NUMBER},
-    migration::{Migration, MigrationBounds},
+    migration::Migration,
+    migration_bounds::MigrationBounds,
     schema,
     statements::check_schema,
-    tenant_database::{DatabaseUrl, Drift, Place},
+    tenant_database::{DatabaseUrl, SourceVersion, TenantDatabase},
 };
 pub use deployments::{
-    Deployment, Deployments, Guard, NewDeployment, Retries, Role, Slot,
+    Deployment, DeploymentRole, Guard, LiveDeployments, NewDeployment, Retries, Slot,
     canary::{CanaryRates, Outcomes, Withdrawn},
     component::{Begun, CompilationClaim, Compiled},
     deploy::{CHANNEL, limits},
@@ -52,7 +55,13 @@ pub use deployments::{
     version::{HandlerRow, NewVersion, Version},
 };
 pub use doctor::{Finding, HostLimits, Severity};
-pub use hosts::{Duplicates, Host, HostProgress, HostRun, Progress, Run, RunState};
+pub use handles::{
+    Audit, Consumers, Deployments, Doctor, Hosts, Messages, Reconciliation, Shadows,
+    TenantDatabases, Tenants, Tokens, Versions,
+};
+pub use hosts::{
+    ConsumerStatus, Duplicates, Host, HostConsumerStatus, HostProgress, Progress, RunState,
+};
 pub use messages::{
     bulk::{Action, BulkAction, BulkResult},
     cursor::Cursor,

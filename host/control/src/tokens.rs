@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use crate::{audit::Subject, control::Admin};
+use crate::{audit::Subject, handles::Tokens};
 
 /// Rights of a token. Each role includes the rights of the ones before it.
 #[derive(
@@ -111,15 +111,12 @@ where
     sqlx::query_as(sqlx::AssertSqlSafe([TOKEN, condition].concat()))
 }
 
-impl Admin {
+impl Tokens<'_> {
     /// Makes a token, and returns its row and the only copy of it.
     ///
     /// # Errors
     /// `Invalid` for a bad name or an expiry in the past, `NotFound` for an unknown tenant.
-    pub async fn create_token(
-        &self,
-        new: &NewToken<'_>,
-    ) -> Result<(Token, TokenSecret), InboxError> {
+    pub async fn create(&self, new: &NewToken<'_>) -> Result<(Token, TokenSecret), InboxError> {
         check_token_name(new.name)?;
         if new.expires_at.is_some_and(|at| at <= Utc::now()) {
             return Err(InboxError::Invalid(
@@ -127,11 +124,11 @@ impl Admin {
             ));
         }
         let tenant_id = match new.tenant {
-            Some(tenant) => Some(self.tenant(tenant).await?.tenant_id),
+            Some(tenant) => Some(self.0.tenants().get(tenant).await?.tenant_id),
             None => None,
         };
         let secret = TokenSecret::generate();
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.0.pool.begin().await?;
         const INSERT: &str = "INSERT INTO oncebox.token (name, hash, role, tenant_id, expires_at, \
             created_by) \
             VALUES ($1, $2, $3, $4, $5, $6) RETURNING token_id";
@@ -141,14 +138,14 @@ impl Admin {
             .bind(new.role)
             .bind(tenant_id)
             .bind(new.expires_at)
-            .bind(&self.actor)
+            .bind(&self.0.actor)
             .fetch_one(&mut *tx)
             .await?;
         let token: Token =
             select("WHERE k.token_id = $1").bind(token_id).fetch_one(&mut *tx).await?;
         let details =
             json!({ "token_id": token_id, "role": token.role, "expires_at": token.expires_at });
-        self.audit(&mut tx, "token.create", subject(&token), details).await?;
+        self.0.audit().record(&mut tx, "token.create", subject(&token), details).await?;
         tx.commit().await?;
         Ok((token, secret))
     }
@@ -158,12 +155,12 @@ impl Admin {
     ///
     /// # Errors
     /// `NotFound` for an unknown tenant.
-    pub async fn tokens(&self, tenant: Option<&str>) -> Result<Vec<Token>, InboxError> {
+    pub async fn list(&self, tenant: Option<&str>) -> Result<Vec<Token>, InboxError> {
         if let Some(tenant) = tenant {
-            self.tenant(tenant).await?;
+            self.0.tenants().get(tenant).await?;
         }
         let list = select("WHERE $1::text IS NULL OR t.name = $1 ORDER BY k.token_id");
-        Ok(list.bind(tenant).fetch_all(&self.pool).await?)
+        Ok(list.bind(tenant).fetch_all(&self.0.pool).await?)
     }
 
     /// Revokes a token; with a tenant, only one that reaches this tenant alone. The token is
@@ -171,14 +168,10 @@ impl Admin {
     ///
     /// # Errors
     /// `NotFound` where there is no such token.
-    pub async fn revoke_token(
-        &self,
-        tenant: Option<&str>,
-        token_id: i64,
-    ) -> Result<Token, InboxError> {
+    pub async fn revoke(&self, tenant: Option<&str>, token_id: i64) -> Result<Token, InboxError> {
         const ONE: &str =
             "WHERE k.token_id = $1 AND ($2::text IS NULL OR t.name = $2) FOR UPDATE OF k";
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.0.pool.begin().await?;
         let found: Option<Token> =
             select(ONE).bind(token_id).bind(tenant).fetch_optional(&mut *tx).await?;
         let mut token = found.ok_or_else(|| {
@@ -193,7 +186,9 @@ impl Admin {
         const REVOKE: &str =
             "UPDATE oncebox.token SET revoked_at = now() WHERE token_id = $1 RETURNING revoked_at";
         token.revoked_at = sqlx::query_scalar(REVOKE).bind(token_id).fetch_one(&mut *tx).await?;
-        self.audit(&mut tx, "token.revoke", subject(&token), json!({ "token_id": token_id }))
+        self.0
+            .audit()
+            .record(&mut tx, "token.revoke", subject(&token), json!({ "token_id": token_id }))
             .await?;
         tx.commit().await?;
         Ok(token)
@@ -211,7 +206,7 @@ impl Admin {
         }
         const EXPIRED: &str = "SELECT expires_at <= now() FROM oncebox.token WHERE token_id = $1";
         let found: Option<Token> =
-            select("WHERE k.hash = $1").bind(hash(shown)).fetch_optional(&self.pool).await?;
+            select("WHERE k.hash = $1").bind(hash(shown)).fetch_optional(&self.0.pool).await?;
         let Some(token) = found else { return Ok(Shown::Unknown) };
         if token.revoked_at.is_some() {
             return Ok(Shown::Revoked);
@@ -222,7 +217,7 @@ impl Admin {
         // The database's clock decides, as everywhere.
         let expired: Option<bool> = sqlx::query_scalar(EXPIRED)
             .bind(token.token_id)
-            .fetch_optional(&self.pool)
+            .fetch_optional(&self.0.pool)
             .await?
             .flatten();
         Ok(if expired == Some(false) { Shown::Good(token) } else { Shown::Expired })

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use oncebox_api::wire::{self, NewMigration};
-use oncebox_control::{Admin, Tenant};
+use oncebox_api::wire::{self, NewMigrationBody};
+use oncebox_control::{Control, Tenant};
 use sha2::{Digest, Sha256};
 
 /// Function that reads the files that an input names.
@@ -43,12 +43,12 @@ impl Migration {
     }
 
     /// Returns the migration as the API takes it.
-    pub fn to_send(&self) -> NewMigration {
-        NewMigration { name: self.name.clone(), sql: self.sql.clone() }
+    pub fn to_send(&self) -> NewMigrationBody {
+        NewMigrationBody { name: self.name.clone(), sql: self.sql.clone() }
     }
 
     /// Refuses a migration that was applied under this name with another text.
-    pub fn check(&self, tenant: &str, applied: &[wire::Migration]) -> Result<()> {
+    pub fn check(&self, tenant: &str, applied: &[wire::MigrationBody]) -> Result<()> {
         let is_other =
             applied.iter().any(|known| known.name == self.name && known.digest != self.digest);
         let (name, path) = (&self.name, self.path.display());
@@ -67,18 +67,21 @@ fn migration_name(path: &Path) -> String {
 }
 
 /// Creates a tenant with its tables, or, when they are not right, neither.
-pub async fn create_with_tables(admin: &Admin, name: &str, schema: &[PathBuf]) -> Result<Tenant> {
+pub async fn create_with_tables(admin: &Control, name: &str, schema: &[PathBuf]) -> Result<Tenant> {
     let read = |path: &PathBuf| {
         std::fs::read_to_string(path)
             .with_context(|| format!("failed to read the schema `{}`", path.display()))
     };
     let files = schema.iter().map(|path| Ok((path, read(path)?))).collect::<Result<Vec<_>>>()?;
-    let tenant = admin.create_tenant(name).await?;
+    let tenant = admin.tenants().create(name).await?;
     for (path, sql) in &files {
-        if let Err(error) = admin.apply_migration(&tenant, &migration_name(path), sql).await {
+        if let Err(error) =
+            admin.tenant_databases().apply_migration(&tenant, &migration_name(path), sql).await
+        {
             // The tables are applied over other connections than the tenant's row is written over.
             admin
-                .take_back_tenant(&tenant)
+                .tenants()
+                .take_back(&tenant)
                 .await
                 .with_context(|| format!("failed to take tenant `{name}` back after: {error}"))?;
             return Err(error).with_context(|| {

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use oncebox_control::{Admin, Consumer, MasterKey, NewDeployment, Tenant, schema};
+use oncebox_control::{Consumer, Control, MasterKey, NewDeployment, Tenant, schema};
 use oncebox_model::policy::Policy;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, postgres::PgConnectOptions};
 use tokio::signal::unix::{SignalKind, signal};
@@ -48,7 +48,7 @@ pub(crate) struct TriedHandler<'a> {
 
 /// The tenant and the consumer that were made for a handler.
 pub(crate) struct Furnished {
-    pub(crate) admin: Admin,
+    pub(crate) admin: Control,
     pub(crate) tenant: Tenant,
     pub(crate) consumer: Consumer,
 }
@@ -86,8 +86,8 @@ impl Scratch {
     }
 
     /// Returns the administration of one of its databases.
-    pub(crate) fn admin(&self, database: &str) -> Result<Admin> {
-        Ok(Admin::new(self.options(database)?, MasterKey::parse(&self.key)?, "scratch"))
+    pub(crate) fn admin(&self, database: &str) -> Result<Control> {
+        Ok(Control::new(self.options(database)?, MasterKey::parse(&self.key)?, "scratch"))
     }
 
     /// Makes everything that a handler needs to run.
@@ -99,7 +99,7 @@ impl Scratch {
         let tenant = create_with_tables(&admin, TENANT, subject.schema)
             .await
             .map_err(|error| about_schema(&error))?;
-        admin.create_consumer(TENANT, CONSUMER, subject.policy).await?;
+        admin.consumers().create(TENANT, CONSUMER, subject.policy).await?;
         let settings = subject
             .settings
             .iter()
@@ -107,8 +107,8 @@ impl Scratch {
             .collect();
         let deployment =
             NewDeployment { settings, ..NewDeployment::stable("*", subject.handler, "") };
-        admin.deploy_compiled(TENANT, CONSUMER, deployment, subject.component).await?;
-        let consumer = admin.consumer(TENANT, CONSUMER).await?;
+        admin.versions().deploy_compiled(TENANT, CONSUMER, deployment, subject.component).await?;
+        let consumer = admin.consumers().get(TENANT, CONSUMER).await?;
         Ok(Furnished { admin, tenant, consumer })
     }
 

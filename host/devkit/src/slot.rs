@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use oncebox_api::wire::{self, Consumer, Deployment, NewDeployment, Version};
+use oncebox_api::wire::{self, ConsumerBody, DeploymentBody, NewDeploymentBody, VersionBody};
 use serde_json::Map;
 
 use crate::{
@@ -38,14 +38,14 @@ impl Slot {
     }
 
     /// Returns the live deployment of a role in this slot.
-    pub async fn live(&self, api: &Api, role: &str) -> Result<Option<Deployment>> {
-        let live: Vec<Deployment> = api.get(&self.path(&["deployments"])).await?;
+    pub async fn live(&self, api: &Api, role: &str) -> Result<Option<DeploymentBody>> {
+        let live: Vec<DeploymentBody> = api.get(&self.path(&["deployments"])).await?;
         Ok(live.into_iter().find(|deployment| deployment.role == role && self.is_of(deployment)))
     }
 
     /// Returns the deployment of a role that runs in this slot, else the last that did.
-    pub async fn latest(&self, api: &Api, role: &str) -> Result<Deployment> {
-        let all: Vec<Deployment> = api
+    pub async fn latest(&self, api: &Api, role: &str) -> Result<DeploymentBody> {
+        let all: Vec<DeploymentBody> = api
             .get(&with_query(&self.path(&["deployments"]), &[("history", Some("true".to_owned()))]))
             .await?;
         let found =
@@ -56,13 +56,13 @@ impl Slot {
     }
 
     /// Returns whether a deployment is for this slot.
-    fn is_of(&self, deployment: &Deployment) -> bool {
+    fn is_of(&self, deployment: &DeploymentBody) -> bool {
         deployment.event_type == self.event_type && deployment.event_versions == self.event_versions
     }
 
     /// Makes a version live in this slot, without settings, limits or a required migration.
-    pub async fn deploy(&self, api: &Api, version: &Version) -> Result<Deployment> {
-        let new = NewDeployment {
+    pub async fn deploy(&self, api: &Api, version: &VersionBody) -> Result<DeploymentBody> {
+        let new = NewDeploymentBody {
             event_type: self.event_type.clone(),
             event_versions: self.event_versions.clone(),
             handler: version.handler.clone(),
@@ -70,7 +70,7 @@ impl Slot {
             settings: Map::new(),
             limits: Map::new(),
             requires_migration: None,
-            retries: wire::Retries::Live,
+            retries: wire::RetriesBody::Live,
         };
         api.post(&self.path(&["deployments"]), &new).await
     }
@@ -103,10 +103,10 @@ pub async fn wait_until_switched(
 ) -> Result<usize> {
     let (path, deadline) =
         (slot.path(&["deployments", &deployment_id.to_string()]), Instant::now() + within);
-    let generation = api.get::<Consumer>(&slot.path(&[])).await?.generation;
+    let generation = api.get::<ConsumerBody>(&slot.path(&[])).await?.generation;
     let bar = spinner();
     loop {
-        let hosts = api.get::<Deployment>(&path).await?.hosts;
+        let hosts = api.get::<DeploymentBody>(&path).await?.hosts;
         let (switched, late): (Vec<_>, Vec<_>) =
             hosts.iter().partition(|host| host.generation >= generation);
         if let Some(failed) =

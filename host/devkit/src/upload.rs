@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use axum::body::{Body, Bytes};
 use futures::StreamExt;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use oncebox_api::wire::Version;
+use oncebox_api::wire::VersionBody;
 use oncebox_server::error_text::Unfit;
 use sha2::{Digest, Sha256};
 
@@ -45,13 +45,13 @@ pub fn read(path: &Path) -> Result<Bytes> {
 
 impl Upload<'_> {
     /// Uploads the component, unless it is there, and waits until it can be deployed.
-    pub async fn until_ready(&self, api: &Api) -> Result<Version> {
+    pub async fn until_ready(&self, api: &Api) -> Result<VersionBody> {
         let version = self.send(api).await?;
         wait(api, self.tenant, &self.name, version).await
     }
 
     /// Uploads the component, unless it is there.
-    pub async fn send(&self, api: &Api) -> Result<Version> {
+    pub async fn send(&self, api: &Api) -> Result<VersionBody> {
         let digest = hex::encode(Sha256::digest(&self.bytes));
         let path = path(&["tenants", self.tenant, "handlers", self.handler, "versions", &digest]);
         // A failed version is worth another try: the host may have caused the failure.
@@ -64,7 +64,7 @@ impl Upload<'_> {
 }
 
 /// Returns a version, if it exists.
-async fn known(api: &Api, path: &str) -> Result<Option<Version>> {
+async fn known(api: &Api, path: &str) -> Result<Option<VersionBody>> {
     match api.get(path).await {
         Ok(known) => Ok(Some(known)),
         Err(error)
@@ -77,7 +77,12 @@ async fn known(api: &Api, path: &str) -> Result<Option<Version>> {
 }
 
 /// Waits until a version is compiled, and shows a sign of life.
-pub async fn wait(api: &Api, tenant: &str, name: &str, version: Version) -> Result<Version> {
+pub async fn wait(
+    api: &Api,
+    tenant: &str,
+    name: &str,
+    version: VersionBody,
+) -> Result<VersionBody> {
     let bar = spinner();
     let version = wait_telling(api, tenant, name, version, |state| {
         terminal::tell(&bar, &format!("{name}: {state}"))
@@ -92,9 +97,9 @@ pub async fn wait_telling(
     api: &Api,
     tenant: &str,
     name: &str,
-    mut version: Version,
+    mut version: VersionBody,
     mut tell: impl FnMut(&str),
-) -> Result<Version> {
+) -> Result<VersionBody> {
     let path =
         path(&["tenants", tenant, "handlers", &version.handler, "versions", &version.digest]);
     let mut offered: Option<Instant> = None;
@@ -161,7 +166,7 @@ pub fn short(digest: &str) -> &str {
 }
 
 /// Returns the version that the beginning of a digest names, once it is ready.
-pub async fn find(api: &Api, tenant: &str, handler: &str, digest: &str) -> Result<Version> {
+pub async fn find(api: &Api, tenant: &str, handler: &str, digest: &str) -> Result<VersionBody> {
     if digest.is_empty() {
         bail!("the version is empty; name one by the first digits of its digest");
     }

@@ -311,6 +311,89 @@ pub struct BreakerState {
     pub pause_ms: u64,
 }
 
+/// State of a consumer, as its row holds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, sqlx::Type)]
+#[serde(rename_all = "snake_case")]
+#[sqlx(type_name = "text", rename_all = "snake_case")]
+pub enum ConsumerState {
+    /// Hosts read its topics and run its messages.
+    Running,
+    /// Hosts run nothing of it.
+    Paused,
+    /// Hosts run the messages that are in the inbox, and read no others.
+    Draining,
+    /// Hosts remove its rows.
+    Deleting,
+}
+
+impl ConsumerState {
+    /// Returns the name in rows and in the API.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Draining => "draining",
+            Self::Deleting => "deleting",
+        }
+    }
+
+    /// Returns whether the consumer is being deleted.
+    pub fn is_deleting(self) -> bool {
+        self == Self::Deleting
+    }
+
+    /// Returns whether the offsets of the consumer's group may be set.
+    pub fn allows_seek(self) -> bool {
+        matches!(self, Self::Running | Self::Paused)
+    }
+}
+
+impl fmt::Display for ConsumerState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// State of a tenant, as its row holds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, sqlx::Type)]
+#[serde(rename_all = "snake_case")]
+#[sqlx(type_name = "text", rename_all = "snake_case")]
+pub enum TenantState {
+    /// Its consumers run.
+    Active,
+    /// Its consumers are stopped, and its tokens only read.
+    Suspended,
+    /// Hosts remove everything of it.
+    Deleting,
+}
+
+impl TenantState {
+    /// Returns the name in rows and in the API.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Suspended => "suspended",
+            Self::Deleting => "deleting",
+        }
+    }
+
+    /// Returns whether consumers of the tenant run.
+    pub fn is_active(self) -> bool {
+        self == Self::Active
+    }
+
+    /// Returns whether the tenant is being deleted.
+    pub fn is_deleting(self) -> bool {
+        self == Self::Deleting
+    }
+}
+
+impl fmt::Display for TenantState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_control::Admin;
+use oncebox_control::Control;
 use oncebox_inbox::{Budget, DuePoller, SessionSettings};
 use oncebox_model::InboxError;
 use oncebox_registry::Decoder;
@@ -30,7 +30,7 @@ const CHANGES_MAX: usize = 2;
 
 /// The parts of a host that all its consumers share.
 pub(crate) struct HostContext {
-    pub(crate) admin: Admin,
+    pub(crate) admin: Control,
     pub(crate) loader: Loader,
     pub(crate) budget: Arc<Budget>,
     pub(crate) settings: SessionSettings,
@@ -59,7 +59,7 @@ impl HostContext {
     /// Creates the shared parts of a host from its configuration.
     pub(crate) fn new(
         config: &Config,
-        admin: Admin,
+        admin: Control,
         components: Compilations,
         kafka: BrokerAccess,
         decoder: Option<Decoder>,

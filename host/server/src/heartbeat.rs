@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures::FutureExt;
-use oncebox_control::{Admin, Progress, Run};
+use oncebox_control::{ConsumerStatus, Control, Progress};
 use oncebox_model::{BreakerState, InboxError};
 use tokio::{task::JoinHandle, time::Instant};
 
@@ -18,7 +18,7 @@ const BEAT: Duration = Duration::from_secs(2);
 
 /// The host's rows.
 pub(crate) struct Heartbeat {
-    admin: Admin,
+    admin: Control,
     components: Compilations,
     starting: Arc<Starts>,
     duplicates: Arc<Duplicates>,
@@ -29,19 +29,19 @@ pub(crate) struct Heartbeat {
     row: Option<JoinHandle<Result<i64, InboxError>>>,
     beat_due: Instant,
     /// The last reported status of each consumer.
-    published: HashMap<i32, Run>,
+    published: HashMap<i32, ConsumerStatus>,
 }
 
 /// Reports this host's progress with deployments, from wherever they are loaded.
 #[derive(Clone)]
 pub(crate) struct Reporter {
-    admin: Admin,
+    admin: Control,
     host_id: Option<i64>,
 }
 
 impl Heartbeat {
     pub(crate) fn new(
-        admin: Admin,
+        admin: Control,
         components: Compilations,
         starting: Arc<Starts>,
         duplicates: Arc<Duplicates>,
@@ -68,7 +68,7 @@ impl Heartbeat {
             return Ok(false);
         }
         let is_known = match self.host_id {
-            Some(host_id) => answered(self.admin.host_lives(host_id)).await?,
+            Some(host_id) => answered(self.admin.hosts().beat(host_id)).await?,
             None => false,
         };
         if !is_known {
@@ -88,7 +88,7 @@ impl Heartbeat {
     async fn write_row(&mut self) -> Result<i64, InboxError> {
         let row = self.row.get_or_insert_with(|| {
             let (admin, name) = (self.admin.clone(), self.name.clone());
-            tokio::spawn(async move { admin.host_starts(&name).await })
+            tokio::spawn(async move { admin.hosts().start(&name).await })
         });
         let written = row.await;
         self.row = None;
@@ -100,17 +100,17 @@ impl Heartbeat {
     /// Writes this host's status of each consumer, where it changed.
     pub(crate) async fn publish(
         &mut self,
-        runs: impl Iterator<Item = Run>,
+        runs: impl Iterator<Item = ConsumerStatus>,
     ) -> Result<(), InboxError> {
         let Some(host_id) = self.host_id else { return Ok(()) };
-        let runs: HashMap<i32, Run> = runs.map(|run| (run.consumer_id, run)).collect();
-        let changed: Vec<Run> = runs
+        let runs: HashMap<i32, ConsumerStatus> = runs.map(|run| (run.consumer_id, run)).collect();
+        let changed: Vec<ConsumerStatus> = runs
             .values()
             .filter(|run| self.published.get(&run.consumer_id) != Some(run))
             .cloned()
             .collect();
         if !changed.is_empty() {
-            self.admin.host_runs(host_id, &changed).await?;
+            self.admin.hosts().report_statuses(host_id, &changed).await?;
         }
         self.published = runs;
         Ok(())
@@ -134,7 +134,7 @@ impl Heartbeat {
         breakers: &[BreakerState],
     ) -> bool {
         let Some(host_id) = self.host_id else { return false };
-        let told = self.admin.host_breakers(host_id, consumer_id, breakers).await;
+        let told = self.admin.hosts().report_breakers(host_id, consumer_id, breakers).await;
         told.inspect_err(
             |error| tracing::warn!(%error, "failed to report the state of circuit breakers"),
         )
@@ -149,7 +149,7 @@ impl Heartbeat {
         }
         self.starting.quiet().await;
         if let Some(host_id) = self.host_id
-            && let Err(error) = self.admin.host_ends(host_id).await
+            && let Err(error) = self.admin.hosts().end(host_id).await
         {
             tracing::debug!(%error, "failed to take this host's rows away; they are forgotten by \
                 themselves");
@@ -163,7 +163,7 @@ impl Reporter {
     pub(crate) async fn report(&self, consumer_id: i32, generation: i64, progress: Progress) {
         let Some(host_id) = self.host_id else { return };
         if let Err(error) =
-            self.admin.host_reports(host_id, consumer_id, generation, &progress).await
+            self.admin.hosts().report_progress(host_id, consumer_id, generation, &progress).await
         {
             tracing::warn!(%error, ?progress, generation, "failed to report how far this host is");
         }

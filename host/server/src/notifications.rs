@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_control::{Admin, CHANNEL};
+use oncebox_control::{CHANNEL, Control};
 use sqlx::postgres::PgListener;
 use tokio::sync::Notify;
 
@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 const TROUBLE: Duration = Duration::from_secs(1);
 
 /// Forwards notifications of deployments to `notify`, until this future is dropped.
-pub(crate) async fn listen(admin: Admin, notify: Arc<Notify>) {
+pub(crate) async fn listen(admin: Control, notify: Arc<Notify>) {
     loop {
         if let Err(error) = listen_once(&admin, &notify).await {
             tracing::debug!(%error, "nobody tells of deployments for now");
@@ -20,7 +20,7 @@ pub(crate) async fn listen(admin: Admin, notify: Arc<Notify>) {
     }
 }
 
-async fn listen_once(admin: &Admin, notify: &Notify) -> Result<(), sqlx::Error> {
+async fn listen_once(admin: &Control, notify: &Notify) -> Result<(), sqlx::Error> {
     let mut listener = PgListener::connect_with(&admin.pool).await?;
     listener.listen(CHANNEL).await?;
     loop {

@@ -7,7 +7,7 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Result;
-use oncebox_control::{Admin, Consumer, Progress, Quarantined};
+use oncebox_control::{Consumer, Control, Progress, Quarantined};
 use oncebox_kafka::Drained;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -109,7 +109,7 @@ impl Supervisor {
                 consumers.breakers_unsent(None);
             }
             for Quarantined { tenant, consumer, host } in
-                answered(self.host.admin.judge_gone_starts()).await?
+                answered(self.host.admin.reconciliation().judge_gone_starts()).await?
             {
                 tracing::error!(
                     tenant,
@@ -118,14 +118,15 @@ impl Supervisor {
                     "consumer quarantined: a host ended while it started it"
                 );
             }
-            let standings = answered(self.host.admin.standings()).await?;
+            let desired_states =
+                answered(self.host.admin.reconciliation().desired_states()).await?;
             answered(self.host.sessions.renew(
                 &self.host.admin,
                 self.host.budget.scheduler(),
-                &standings,
+                &desired_states,
             ))
             .await?;
-            consumers.observe(standings);
+            consumers.observe(desired_states);
         }
         let mut judged = Vec::new();
         // All actions begin before the first wait, so that none is left half begun when this future
@@ -170,12 +171,13 @@ impl Supervisor {
     async fn judge(&self, consumer: &Consumer) -> Result<()> {
         let counts = self.host.loader.counts().take();
         if !counts.is_empty()
-            && let Err(error) = answered(self.host.admin.count_outcomes(&counts)).await
+            && let Err(error) =
+                answered(self.host.admin.deployments().count_outcomes(&counts)).await
         {
             self.host.loader.counts().put_back(&counts);
             return Err(error.into());
         }
-        for withdrawn in answered(self.host.admin.judge_canaries(consumer)).await? {
+        for withdrawn in answered(self.host.admin.deployments().judge_canaries(consumer)).await? {
             let (deployment, tenant, name) =
                 (&withdrawn.deployment, &consumer.tenant, &consumer.name);
             metrics::counter!("oncebox_canary_rollbacks_total", "tenant" => tenant.clone(), "consumer" => name.clone()).increment(1);
@@ -220,7 +222,7 @@ impl Supervisor {
     }
 }
 
-async fn make_partitions(admin: Admin) {
+async fn make_partitions(admin: Control) {
     loop {
         if let Err(error) = oncebox_control::schema::ensure_partitions(&admin.pool).await {
             tracing::error!(%error, "failed to make the inbox's partitions ahead of time");
@@ -232,12 +234,12 @@ async fn make_partitions(admin: Admin) {
 /// Keeps the triggers that capture row changes on the tables of tenants with a shadow, and on no
 /// others. The next check of any host repairs changes that a host left half done when it died. One
 /// statement names the tenants that need a check, which are few.
-async fn keep_capture(admin: Admin) {
+async fn keep_capture(admin: Control) {
     loop {
-        match admin.tenants_with_capture().await {
+        match admin.shadows().tenants_with_capture().await {
             Ok(tenants) => {
                 for tenant in tenants {
-                    match admin.reconcile_capture(&tenant).await {
+                    match admin.shadows().reconcile_capture(&tenant).await {
                         Ok(left) if left.is_empty() => {}
                         Ok(left) => {
                             tracing::info!(tenant = tenant.name, tables = ?left, "tables are busy; \

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use oncebox_api::Limits;
-use oncebox_control::{Admin, schema};
+use oncebox_control::{Control, schema};
 use oncebox_kafka::Drained;
 use oncebox_runtime::{RuntimeConfig, WasmRuntime};
 use tokio::{
@@ -130,7 +130,7 @@ fn runtime(config: &Config) -> Result<WasmRuntime> {
 
 fn api(
     config: &Config,
-    admin: &Admin,
+    admin: &Control,
     components: Compilations,
     kafka: BrokerAccess,
 ) -> oncebox_api::Api {
@@ -166,7 +166,7 @@ pub async fn migrate(config: &Config) -> Result<()> {
     for what in &open {
         tracing::warn!(what, "the database is less closed than it should be");
     }
-    admin.check_is_no_place().await?;
+    admin.tenant_databases().check_host_database().await?;
     schema::ensure_partitions(&admin.pool)
         .await
         .context("failed to make the inbox's partitions")?;

@@ -4,7 +4,7 @@
 use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow, bail};
-use oncebox_control::{Consumer, Progress, Standing, Work};
+use oncebox_control::{Consumer, DesiredState, Progress, RunMode};
 use oncebox_kafka::Drained;
 use oncebox_model::policy::{Schemas, apart};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
@@ -79,8 +79,8 @@ impl Tasks {
     pub(crate) fn begin(&mut self, heartbeat: &Heartbeat, consumer_id: i32, action: Action) {
         let (host, reporter) = (self.host.clone(), heartbeat.reporter());
         match action {
-            Action::Start(standing) => self.spawn(TaskPurpose::Start(consumer_id), async move {
-                let started = start(&host, &reporter, standing).await;
+            Action::Start(desired) => self.spawn(TaskPurpose::Start(consumer_id), async move {
+                let started = start(&host, &reporter, desired).await;
                 TaskResult::Started {
                     consumer_id,
                     started: started.map_err(|error| error_text::one_line(&error)),
@@ -99,8 +99,8 @@ impl Tasks {
                     TaskResult::Stopped { consumer_id }
                 })
             }
-            Action::Change(standing) => self.spawn(TaskPurpose::Change(consumer_id), async move {
-                let changed = operations::carry_out(&host, &standing).await;
+            Action::Change(desired) => self.spawn(TaskPurpose::Change(consumer_id), async move {
+                let changed = operations::carry_out(&host, &desired).await;
                 TaskResult::Changed {
                     consumer_id,
                     note: changed.unwrap_or_else(|error| Some(error_text::one_line(&error))),
@@ -191,32 +191,32 @@ impl Tasks {
 /// permit while it waits for a tenant, its database or a compilation.
 async fn newest(host: &HostContext, consumer_id: i32) -> Result<Consumer> {
     let _permit = host.starts.acquire().await.context("the host ends")?;
-    host.admin.consumer_by_id(consumer_id).await?.context("the consumer is gone")
+    host.admin.consumers().by_id(consumer_id).await?.context("the consumer is gone")
 }
 
 /// Loads and starts a consumer as its rows say now.
 async fn start(
     host: &HostContext,
     reporter: &Reporter,
-    standing: Standing,
+    desired: DesiredState,
 ) -> Result<Box<RunningConsumer>> {
-    let consumer = newest(host, standing.consumer_id).await?;
+    let consumer = newest(host, desired.consumer_id).await?;
     reporter.report(consumer.consumer_id, consumer.generation, Progress::Compiling).await;
-    let running = start_here(host, &consumer, standing.work()).await?;
+    let running = start_here(host, &consumer, desired.run_mode()).await?;
     // No await from here on: an aborted task would leave the consumer running.
-    Ok(Box::new(RunningConsumer::new(running, consumer, &standing)))
+    Ok(Box::new(RunningConsumer::new(running, consumer, &desired)))
 }
 
 /// Loads a consumer and starts it.
 async fn start_here(
     host: &HostContext,
     consumer: &Consumer,
-    work: Work,
+    work: RunMode,
 ) -> Result<ConsumerRuntime> {
     let policy = consumer.policy()?;
-    let tenant = host.admin.tenant(&consumer.tenant).await?;
+    let tenant = host.admin.tenants().get(&consumer.tenant).await?;
     // Here, where no other consumer waits for it: a tenant's own database may be unavailable.
-    host.admin.prepare_place(&tenant).await?;
+    host.admin.tenant_databases().prepare(&tenant).await?;
     let routes = host.loader.load(&tenant, consumer, &policy).await?;
     let sessions = host.sessions.of(host, &tenant)?;
     let schemas = policy.schemas.clone();
@@ -227,8 +227,8 @@ async fn start_here(
     }
     // Last: slow work comes before it. A consumer that reads nothing makes no client.
     let mark = match work {
-        Work::Read => Some(trial.begin().await?),
-        Work::Retry | Work::Rest => None,
+        RunMode::Consume => Some(trial.begin().await?),
+        RunMode::RetryOnly | RunMode::Stopped => None,
     };
     ConsumerRuntime::start(
         host,
@@ -249,7 +249,7 @@ async fn load(
     let load = async {
         let newest = newest(host, consumer.consumer_id).await?;
         reporter.report(newest.consumer_id, newest.generation, Progress::Compiling).await;
-        let tenant = host.admin.tenant(&newest.tenant).await?;
+        let tenant = host.admin.tenants().get(&newest.tenant).await?;
         // The row's policy may be newer than the running one; for that, the consumer is restarted.
         let routes = host.loader.load(&tenant, &newest, &consumer.policy()?).await?;
         anyhow::Ok((newest, routes))

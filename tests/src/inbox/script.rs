@@ -123,17 +123,17 @@ pub struct Script;
 
 impl Script {
     /// The handler, as version 1.
-    pub fn handler(control: Arc<Control>) -> Arc<dyn Handler> {
+    pub fn handler(control: Arc<ScriptControl>) -> Arc<dyn Handler> {
         Self::version(control, 1)
     }
 
     /// The handler, taking the messages of a transaction together.
-    pub fn batch_handler(control: Arc<Control>) -> Arc<dyn Handler> {
+    pub fn batch_handler(control: Arc<ScriptControl>) -> Arc<dyn Handler> {
         Arc::new(BatchScript(control))
     }
 
     /// The handler as another version.
-    pub fn version(control: Arc<Control>, version: i32) -> Arc<dyn Handler> {
+    pub fn version(control: Arc<ScriptControl>, version: i32) -> Arc<dyn Handler> {
         PlainHandler::new(version, move |tx, run| {
             let control = control.clone();
             Box::pin(async move { perform(&control, version, tx, run).await })
@@ -143,7 +143,7 @@ impl Script {
 
 /// The same for all messages of a transaction in one call. As with a statement that works on a set,
 /// a failed statement speaks for no message in particular; any other failure is its message's.
-struct BatchScript(Arc<Control>);
+struct BatchScript(Arc<ScriptControl>);
 
 impl BatchScript {
     async fn perform(&self, tx: &Tx, batch: &BatchRun<'_>) -> Result<Vec<Answer>, Failure> {
@@ -186,7 +186,7 @@ impl Handler for BatchScript {
     }
 }
 
-async fn perform(control: &Control, version: i32, tx: &Tx, run: &Run<'_>) -> Answer {
+async fn perform(control: &ScriptControl, version: i32, tx: &Tx, run: &Run<'_>) -> Answer {
     let backend = take_effect(tx, run, version).await?;
     control.ran(run, backend);
     let mut result = None;
@@ -209,7 +209,7 @@ async fn perform(control: &Control, version: i32, tx: &Tx, run: &Run<'_>) -> Ans
 }
 
 async fn perform_step(
-    control: &Control,
+    control: &ScriptControl,
     tx: &Tx,
     run: &Run<'_>,
     line: &str,
@@ -290,13 +290,13 @@ pub struct Ran {
 
 /// What a test holds in its hand while scripts run.
 #[derive(Default)]
-pub struct Control {
+pub struct ScriptControl {
     gates: Mutex<HashMap<String, Arc<Gate>>>,
     runs: Mutex<Vec<Ran>>,
     calls: AtomicUsize,
 }
 
-impl Control {
+impl ScriptControl {
     /// The gate of this name.
     pub fn gate(&self, name: &str) -> Arc<Gate> {
         self.gates.lock().expect("no panic while held").entry(name.to_owned()).or_default().clone()

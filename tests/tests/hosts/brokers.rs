@@ -47,7 +47,7 @@ async fn acked(fixture: &HostFixture) -> Result<()> {
 enum Host {
     /// Reading.
     Runs,
-    /// Standing still, so that it sees nothing of it until the new topic is longer than the old one
+    /// DesiredState still, so that it sees nothing of it until the new topic is longer than the old one
     /// was.
     Frozen,
     /// Closed, since there was nothing to read.
@@ -321,15 +321,22 @@ async fn a_host_whose_consumers_rest_outlives_twenty_bounces_of_the_broker() {
     let fixture = HostFixture::with(Options { brokers, idle_after_ms: 500, ..Options::default() })
         .await
         .unwrap();
-    let policy =
-        fixture.admin.consumer(&fixture.tenant.name, "payments").await.unwrap().policy().unwrap();
+    let policy = fixture
+        .admin
+        .consumers()
+        .get(&fixture.tenant.name, "payments")
+        .await
+        .unwrap()
+        .policy()
+        .unwrap();
     let component = include_bytes!("../../../guest-examples/components/ledger.wasm");
     for number in 1..RESTING {
         let name = format!("resting-{number}");
-        fixture.admin.create_consumer(&fixture.tenant.name, &name, &policy).await.unwrap();
+        fixture.admin.consumers().create(&fixture.tenant.name, &name, &policy).await.unwrap();
         let deployment = NewDeployment::stable("payment.captured", "ledger", "");
         fixture
             .admin
+            .versions()
             .deploy_compiled(&fixture.tenant.name, &name, deployment, component)
             .await
             .unwrap();

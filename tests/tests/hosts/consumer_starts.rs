@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use oncebox_control::{Admin, Start, StartTurn};
+use oncebox_control::{Control, Start, StartTurn};
 use oncebox_model::policy::Policy;
 use oncebox_tests::{
     host::{DEADLINE, HostFixture, HostProcess},
@@ -19,14 +19,16 @@ const BUILD: &str = "1";
 
 // Rows ------------------------------------------------------------------------------------------
 
-async fn begin(admin: &Admin, host: i64, consumer: &TestConsumer, build: &str) -> StartTurn {
-    let row = admin.consumer(&consumer.tenant.name, &consumer.row.name).await.unwrap();
+async fn begin(admin: &Control, host: i64, consumer: &TestConsumer, build: &str) -> StartTurn {
+    let row = admin.consumers().get(&consumer.tenant.name, &consumer.row.name).await.unwrap();
     let first = admin
+        .reconciliation()
         .begin_start((host, "h"), (row.consumer_id, row.revision), build, false)
         .await
         .unwrap();
     match first {
         StartTurn::Alone => admin
+            .reconciliation()
             .begin_start((host, "h"), (row.consumer_id, row.revision), build, true)
             .await
             .unwrap(),
@@ -34,7 +36,7 @@ async fn begin(admin: &Admin, host: i64, consumer: &TestConsumer, build: &str) -
     }
 }
 
-async fn begun(admin: &Admin, host: i64, consumer: &TestConsumer) -> Start {
+async fn begun(admin: &Control, host: i64, consumer: &TestConsumer) -> Start {
     match begin(admin, host, consumer, BUILD).await {
         StartTurn::Begin(start) => start,
         other => panic!("it is not started: {other:?}"),
@@ -48,7 +50,15 @@ async fn dies(fixture: &InboxFixture, host: i64) -> Vec<String> {
             "UPDATE oncebox.host SET seen_at = now() - interval '11 s' WHERE host_id = {host}"
         ))
         .await;
-    fixture.admin.judge_gone_starts().await.unwrap().into_iter().map(|one| one.consumer).collect()
+    fixture
+        .admin
+        .reconciliation()
+        .judge_gone_starts()
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|one| one.consumer)
+        .collect()
 }
 
 /// What the marks of a host that is gone mean, by how far each start was and what was known of it.
@@ -60,7 +70,7 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
     let consumer = async |name: &str| fixture.consumer(&tenant, name, "").await;
     // Those that live do so however slow this machine is.
     let host = async || {
-        let host = admin.host_starts("h").await.unwrap();
+        let host = admin.hosts().start("h").await.unwrap();
         fixture
             .execute(format!(
                 "UPDATE oncebox.host SET seen_at = now() + interval '1 hour' WHERE host_id = {host}"
@@ -76,7 +86,7 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
     let (poison, beside, one) = (consumer("poison").await, consumer("beside").await, host().await);
     let settling = begun(admin, one, &beside).await;
     assert!(settling.is_unproven);
-    admin.start_settles(&settling).await.unwrap();
+    admin.reconciliation().start_settles(&settling).await.unwrap();
     begun(admin, one, &poison).await;
     let two = host().await;
     assert!(
@@ -87,16 +97,16 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
     assert!(dies(&fixture, one).await.is_empty(), "it is judged once");
     assert!(is_quarantined(&poison).await);
     // What is paused and resumed, or suspended with its tenant, is the same policy.
-    admin.pause_consumer("acme", "poison").await.unwrap();
-    admin.resume_consumer("acme", "poison").await.unwrap();
-    admin.suspend_tenant("acme").await.unwrap();
-    admin.resume_tenant("acme").await.unwrap();
+    admin.consumers().pause("acme", "poison").await.unwrap();
+    admin.consumers().resume("acme", "poison").await.unwrap();
+    admin.tenants().suspend("acme").await.unwrap();
+    admin.tenants().resume("acme").await.unwrap();
     assert!(is_quarantined(&poison).await, "another revision of the same policy");
 
     // One that was beside it is started again, and proven by that.
     let again = begun(admin, two, &beside).await;
     assert!(again.is_suspected && again.is_unproven);
-    admin.end_start(&again, Some(BUILD)).await.unwrap();
+    admin.reconciliation().end_start(&again, Some(BUILD)).await.unwrap();
     let three = host().await;
     assert!(!begun(admin, three, &beside).await.is_unproven);
     assert!(
@@ -108,8 +118,8 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
         "it was survived by another program"
     );
     // A host that ends by itself leaves no mark.
-    admin.host_ends(three).await.unwrap();
-    admin.host_ends(two).await.unwrap();
+    admin.hosts().end(three).await.unwrap();
+    admin.hosts().end(two).await.unwrap();
     assert_eq!(fixture.number("SELECT count(*) FROM oncebox.start_mark").await, 0);
 
     // What was survived before is quarantined when hosts end in its start again and again.
@@ -125,7 +135,7 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
     for death in 1..=2 {
         let host = host().await;
         let start = begun(admin, host, &late).await;
-        admin.start_settles(&start).await.unwrap();
+        admin.reconciliation().start_settles(&start).await.unwrap();
         assert_eq!(dies(&fixture, host).await.len(), usize::from(death == 2), "death {death}");
     }
 
@@ -138,43 +148,44 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
         .unwrap()
     };
     for death in 2..=3 {
-        admin.set_policy("acme", "poison", policy(5 + death), true).await.unwrap();
-        assert!(admin.consumer("acme", "poison").await.unwrap().quarantine.is_none());
+        admin.consumers().set_policy("acme", "poison", policy(5 + death), true).await.unwrap();
+        assert!(admin.consumers().get("acme", "poison").await.unwrap().quarantine.is_none());
         let host = host().await;
         begun(admin, host, &poison).await;
         assert_eq!(dies(&fixture, host).await, ["poison"]);
     }
-    admin.set_policy("acme", "poison", policy(20), true).await.unwrap();
+    admin.consumers().set_policy("acme", "poison", policy(20), true).await.unwrap();
     assert!(
         is_quarantined(&poison).await,
         "it ended three hosts: only an operator lets it try again"
     );
     assert!(
-        admin.release_consumer("acme", "poison").await.unwrap()
-            && !admin.release_consumer("acme", "poison").await.unwrap()
+        admin.consumers().release("acme", "poison").await.unwrap()
+            && !admin.consumers().release("acme", "poison").await.unwrap()
     );
     let four = host().await;
     let start = begun(admin, four, &poison).await;
 
     // A host that was silent, and lives: what it survived, it survived.
     assert_eq!(dies(&fixture, four).await, ["poison"]);
-    admin.end_start(&start, Some(BUILD)).await.unwrap();
+    admin.reconciliation().end_start(&start, Some(BUILD)).await.unwrap();
     assert!(!is_quarantined(&poison).await);
     // One that lives and whose start came to nothing: what followed from its silence is undone.
     let (silent, suspect, five) =
         (consumer("silent").await, consumer("suspect").await, host().await);
     let settling = begun(admin, five, &suspect).await;
-    admin.start_settles(&settling).await.unwrap();
+    admin.reconciliation().start_settles(&settling).await.unwrap();
     let start = begun(admin, five, &silent).await;
     assert_eq!(dies(&fixture, five).await, ["silent"]);
     for start in [start, settling] {
-        admin.end_start(&start, None).await.unwrap();
+        admin.reconciliation().end_start(&start, None).await.unwrap();
     }
     assert!(!is_quarantined(&silent).await);
     let again = begun(admin, host().await, &suspect).await;
     assert!(!again.is_suspected && again.is_unproven);
     let actions: Vec<_> = admin
-        .audit_list(Some("acme"), 100)
+        .audit()
+        .list(Some("acme"), 100)
         .await
         .unwrap()
         .into_iter()

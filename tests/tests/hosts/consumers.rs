@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use oncebox_control::{
-    Admin, Consumer, RemovalTurn, Run, RunState, SeekOffset, SeekTurn, Standing,
+    Consumer, ConsumerStatus, Control, DeletionStep, DesiredState, RunState, SeekOffset, SeekTurn,
 };
 use oncebox_model::{InboxError, policy::Policy};
 use oncebox_tests::{
@@ -21,9 +21,10 @@ use tokio::time::sleep;
 
 // Rows ------------------------------------------------------------------------------------------
 
-async fn actions(admin: &Admin) -> Vec<String> {
+async fn actions(admin: &Control) -> Vec<String> {
     admin
-        .audit_list(Some("acme"), 100)
+        .audit()
+        .list(Some("acme"), 100)
         .await
         .unwrap()
         .into_iter()
@@ -43,7 +44,7 @@ async fn a_change_of_state_is_made_once_and_leaves_a_row() {
         let error = answer.expect_err(text).to_string();
         assert!(error.contains(text), "{error}");
     };
-    refused(admin.drain_consumer(tenant, name).await, "has no deployment");
+    refused(admin.consumers().drain(tenant, name).await, "has no deployment");
     fixture.execute("UPDATE oncebox.consumer SET generation = 1").await;
     for (change, state, revision) in [
         ("pause", "paused", 1),
@@ -55,9 +56,9 @@ async fn a_change_of_state_is_made_once_and_leaves_a_row() {
         for again in [false, true] {
             let before = actions(admin).await.len();
             let now = match change {
-                "pause" => admin.pause_consumer(tenant, name).await,
-                "resume" => admin.resume_consumer(tenant, name).await,
-                _ => admin.drain_consumer(tenant, name).await,
+                "pause" => admin.consumers().pause(tenant, name).await,
+                "resume" => admin.consumers().resume(tenant, name).await,
+                _ => admin.consumers().drain(tenant, name).await,
             };
             let now = now.unwrap();
             assert_eq!(
@@ -73,20 +74,21 @@ async fn a_change_of_state_is_made_once_and_leaves_a_row() {
         }
         assert_eq!(actions(admin).await[0], format!("consumer.{change}"));
     }
-    admin.delete_consumer(tenant, name).await.unwrap();
-    assert_eq!(admin.delete_consumer(tenant, name).await.unwrap().revision, 6);
-    refused(admin.resume_consumer(tenant, name).await, "is being deleted");
+    admin.consumers().delete(tenant, name).await.unwrap();
+    assert_eq!(admin.consumers().delete(tenant, name).await.unwrap().revision, 6);
+    refused(admin.consumers().resume(tenant, name).await, "is being deleted");
     let policy = Policy::parse("topics = ['t']\nack = 'after_commit'").unwrap();
     assert!(
         admin
+            .consumers()
             .set_policy(tenant, name, policy, true)
             .await
             .unwrap_err()
             .to_string()
             .contains("is being deleted")
     );
-    refused(admin.begin_seek(tenant, name, vec![], Value::Null).await, "is deleting");
-    refused(admin.pause_consumer(tenant, "nobody").await, "there is no consumer");
+    refused(admin.consumers().begin_seek(tenant, name, vec![], Value::Null).await, "is deleting");
+    refused(admin.consumers().pause(tenant, "nobody").await, "there is no consumer");
     fixture.finish().await;
 }
 
@@ -99,8 +101,8 @@ async fn requests_that_wait_hold_up_nothing_of_the_host() {
     let requests = fixture.admin.for_requests();
     let mut held = fixture.admin.pool.begin().await.unwrap();
     sqlx::query("SELECT FROM oncebox.consumer FOR UPDATE").execute(&mut *held).await.unwrap();
-    let ask = |admin: Admin, (tenant, name): (String, String)| async move {
-        admin.pause_consumer(&tenant, &name).await
+    let ask = |admin: Control, (tenant, name): (String, String)| async move {
+        admin.consumers().pause(&tenant, &name).await
     };
     let name = || (consumer.tenant.name.clone(), consumer.row.name.clone());
     let asked: Vec<_> = (0..20).map(|_| tokio::spawn(ask(requests.clone(), name()))).collect();
@@ -111,21 +113,22 @@ async fn requests_that_wait_hold_up_nothing_of_the_host() {
         )
         .await;
     // The requests give up after 20 seconds: a host that waits for them starts later.
-    let host = tokio::time::timeout(Duration::from_secs(15), fixture.admin.host_starts("a"))
+    let host = tokio::time::timeout(Duration::from_secs(15), fixture.admin.hosts().start("a"))
         .await
         .expect("the host waits")
         .unwrap();
-    assert!(fixture.admin.host_lives(host).await.unwrap());
+    assert!(fixture.admin.hosts().beat(host).await.unwrap());
     held.rollback().await.unwrap();
     for asked in asked {
-        assert_eq!(asked.await.unwrap().unwrap().state, "paused");
+        assert_eq!(asked.await.unwrap().unwrap().state.as_str(), "paused");
     }
     fixture.finish().await;
 }
 
-async fn standing(admin: &Admin, consumer: &TestConsumer) -> Standing {
+async fn desired(admin: &Control, consumer: &TestConsumer) -> DesiredState {
     admin
-        .standings()
+        .reconciliation()
+        .desired_states()
         .await
         .unwrap()
         .into_iter()
@@ -133,9 +136,15 @@ async fn standing(admin: &Admin, consumer: &TestConsumer) -> Standing {
         .unwrap()
 }
 
-fn stopped(standing: &Standing) -> Run {
-    let Standing { consumer_id, revision, .. } = *standing;
-    Run { consumer_id, state: RunState::Stopped, revision, error: None, rests_at: Some(0) }
+fn stopped(desired: &DesiredState) -> ConsumerStatus {
+    let DesiredState { consumer_id, revision, .. } = *desired;
+    ConsumerStatus {
+        consumer_id,
+        state: RunState::Stopped,
+        revision,
+        error: None,
+        stopped_generation: Some(0),
+    }
 }
 
 /// What could go wrong: offsets are set while a host still reads, by two hosts at once, or never,
@@ -148,20 +157,22 @@ async fn a_seek_is_one_hosts_turn_once_all_have_stopped() {
     let (tenant, name) = (consumer.tenant.name.as_str(), consumer.row.name.as_str());
     let to = |offset| vec![SeekOffset { topic: "t".to_owned(), partition: 0, offset }];
     let (one, two) =
-        (admin.host_starts("one").await.unwrap(), admin.host_starts("two").await.unwrap());
-    let died = admin.host_starts("died").await.unwrap();
+        (admin.hosts().start("one").await.unwrap(), admin.hosts().start("two").await.unwrap());
+    let died = admin.hosts().start("died").await.unwrap();
     fixture
         .execute(format!(
             "UPDATE oncebox.host SET seen_at = now() - interval '11 s' WHERE host_id = {died}"
         ))
         .await;
 
-    assert!(matches!(admin.seek_turn(id).await.unwrap(), SeekTurn::None));
-    admin.begin_seek(tenant, name, to(5), Value::Null).await.unwrap();
-    let revision = admin.begin_seek(tenant, name, to(5), Value::Null).await.unwrap().revision;
+    assert!(matches!(admin.reconciliation().seek_turn(id).await.unwrap(), SeekTurn::None));
+    admin.consumers().begin_seek(tenant, name, to(5), Value::Null).await.unwrap();
+    let revision =
+        admin.consumers().begin_seek(tenant, name, to(5), Value::Null).await.unwrap().revision;
     assert_eq!(revision, 1, "the same again changes nothing");
     assert!(
         admin
+            .consumers()
             .begin_seek(tenant, name, to(6), Value::Null)
             .await
             .unwrap_err()
@@ -172,7 +183,7 @@ async fn a_seek_is_one_hosts_turn_once_all_have_stopped() {
     let late = async || {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
-            match admin.seek_turn(id).await.unwrap() {
+            match admin.reconciliation().seek_turn(id).await.unwrap() {
                 SeekTurn::Waits(hosts) => return hosts,
                 SeekTurn::None => assert!(Instant::now() < deadline, "it does not wait"),
                 SeekTurn::Ours(_) => panic!("it does not wait"),
@@ -180,40 +191,48 @@ async fn a_seek_is_one_hosts_turn_once_all_have_stopped() {
         }
     };
     assert_eq!(late().await, ["one", "two"]);
-    let asked = standing(admin, &consumer).await;
-    assert!(asked.is_sought && asked.work() == oncebox_control::Work::Rest);
-    admin.host_runs(one, &[stopped(&asked)]).await.unwrap();
-    admin.host_runs(two, &[Run { revision: 0, ..stopped(&asked) }]).await.unwrap();
+    let asked = desired(admin, &consumer).await;
+    assert!(asked.is_sought && asked.run_mode() == oncebox_control::RunMode::Stopped);
+    admin.hosts().report_statuses(one, &[stopped(&asked)]).await.unwrap();
+    admin
+        .hosts()
+        .report_statuses(two, &[ConsumerStatus { revision: 0, ..stopped(&asked) }])
+        .await
+        .unwrap();
     assert_eq!(late().await, ["two"], "it stopped for an older reason");
-    admin.host_runs(two, &[Run { state: RunState::Running, ..stopped(&asked) }]).await.unwrap();
+    admin
+        .hosts()
+        .report_statuses(two, &[ConsumerStatus { state: RunState::Running, ..stopped(&asked) }])
+        .await
+        .unwrap();
     assert_eq!(late().await, ["two"]);
-    admin.host_runs(two, &[stopped(&asked)]).await.unwrap();
+    admin.hosts().report_statuses(two, &[stopped(&asked)]).await.unwrap();
 
-    let SeekTurn::Ours(hand) = admin.seek_turn(id).await.unwrap() else {
+    let SeekTurn::Ours(hand) = admin.reconciliation().seek_turn(id).await.unwrap() else {
         panic!("all have stopped")
     };
     assert!(
-        matches!(admin.seek_turn(id).await.unwrap(), SeekTurn::None),
+        matches!(admin.reconciliation().seek_turn(id).await.unwrap(), SeekTurn::None),
         "another host has it in hand"
     );
     // The host dies.
     drop(hand);
     let deadline = Instant::now() + Duration::from_secs(10);
     let hand = loop {
-        match admin.seek_turn(id).await.unwrap() {
+        match admin.reconciliation().seek_turn(id).await.unwrap() {
             SeekTurn::Ours(hand) => break hand,
             _ => assert!(Instant::now() < deadline, "nobody can take it over"),
         }
     };
     assert_eq!(hand.offsets, to(5));
     hand.done().await.unwrap();
-    let after = admin.consumer(tenant, name).await.unwrap();
+    let after = admin.consumers().get(tenant, name).await.unwrap();
     assert_eq!((after.seek, after.state.as_str(), after.revision), (None, "running", 2));
-    assert!(matches!(admin.seek_turn(id).await.unwrap(), SeekTurn::None));
+    assert!(matches!(admin.reconciliation().seek_turn(id).await.unwrap(), SeekTurn::None));
 
-    admin.begin_seek(tenant, name, to(7), Value::Null).await.unwrap();
-    admin.cancel_seek(tenant, name).await.unwrap();
-    assert_eq!(admin.cancel_seek(tenant, name).await.unwrap().revision, 4);
+    admin.consumers().begin_seek(tenant, name, to(7), Value::Null).await.unwrap();
+    admin.consumers().cancel_seek(tenant, name).await.unwrap();
+    assert_eq!(admin.consumers().cancel_seek(tenant, name).await.unwrap().revision, 4);
     assert_eq!(
         actions(admin).await[..3],
         ["consumer.seek.cancel", "consumer.seek", "consumer.seek.done"]
@@ -236,10 +255,13 @@ async fn a_consumer_that_ends_is_denied_and_leaves_the_audit_log_alone() {
     deliver(&host, &log).await;
     deliver(&neighbour, &log).await;
     let admin = &fixture.admin;
-    let alive = admin.host_starts("alive").await.unwrap();
-    admin.delete_consumer("acme", "orders").await.unwrap();
-    let asked = standing(admin, &consumer).await;
-    assert!(matches!(admin.removal_turn(&asked).await.unwrap(), RemovalTurn::Waits(_)));
+    let alive = admin.hosts().start("alive").await.unwrap();
+    admin.consumers().delete("acme", "orders").await.unwrap();
+    let asked = desired(admin, &consumer).await;
+    assert!(matches!(
+        admin.reconciliation().delete_some(&asked).await.unwrap(),
+        DeletionStep::Waits(_)
+    ));
 
     // A zombie: it has not heard of it.
     let mut inbox = oncebox_inbox::PartitionInbox::open(host.clone(), "t", 1, 0).await;
@@ -250,21 +272,28 @@ async fn a_consumer_that_ends_is_denied_and_leaves_the_audit_log_alone() {
     let error = answer.expect_err("it is denied").to_string();
     assert!(error.contains("denied"), "{error}");
 
-    admin.host_runs(alive, &[stopped(&asked)]).await.unwrap();
-    assert!(matches!(admin.removal_turn(&asked).await.unwrap(), RemovalTurn::Removed(10)));
-    match admin.removal_turn(&asked).await.unwrap() {
-        RemovalTurn::Last(last) => drop(last), // the host dies
+    admin.hosts().report_statuses(alive, &[stopped(&asked)]).await.unwrap();
+    assert!(matches!(
+        admin.reconciliation().delete_some(&asked).await.unwrap(),
+        DeletionStep::Removed(10)
+    ));
+    match admin.reconciliation().delete_some(&asked).await.unwrap() {
+        DeletionStep::Last(last) => drop(last), // the host dies
         _ => panic!("the inbox is empty"),
     }
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         assert!(Instant::now() < deadline, "nobody can take it over");
-        if let RemovalTurn::Last(last) = admin.removal_turn(&asked).await.unwrap() {
+        if let DeletionStep::Last(last) = admin.reconciliation().delete_some(&asked).await.unwrap()
+        {
             break last.remove(json!({ "kafka_group": "none" })).await.unwrap();
         }
     }
-    assert!(matches!(admin.removal_turn(&asked).await.unwrap(), RemovalTurn::None));
-    assert!(admin.consumer("acme", "orders").await.is_err());
+    assert!(matches!(
+        admin.reconciliation().delete_some(&asked).await.unwrap(),
+        DeletionStep::None
+    ));
+    assert!(admin.consumers().get("acme", "orders").await.is_err());
     let left = format!(
         "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {}",
         consumer.row.consumer_id
@@ -307,10 +336,14 @@ async fn a_policy_changes_when_what_follows_is_accepted() {
             "topics = ['t']\nidentity = {{ id = [{{ header = 'id' }}], event_type = [{{ header = \
                 'type' }}, 'topic'] }}\n{more}"
         );
-        admin.set_policy("acme", "orders", Policy::parse(&policy).unwrap(), accept).await
+        admin
+            .consumers()
+            .set_policy("acme", "orders", Policy::parse(&policy).unwrap(), accept)
+            .await
     };
     let base = serde_json::to_value(&consumer.policy).unwrap();
     let same = admin
+        .consumers()
         .set_policy("acme", "orders", serde_json::from_value(base).unwrap(), false)
         .await
         .unwrap();
@@ -336,7 +369,7 @@ async fn a_policy_changes_when_what_follows_is_accepted() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("another consumer's"), "{error}");
-    let row = admin.consumer("acme", "orders").await.unwrap();
+    let row = admin.consumers().get("acme", "orders").await.unwrap();
     assert_eq!(
         (row.revision, row.policy().unwrap().ack),
         (2, oncebox_model::policy::Ack::AfterInsert)
@@ -619,7 +652,7 @@ async fn killed_while_deleting(point: &str) -> Result<()> {
     fixture.until("SELECT 1 - count(*) FROM oncebox.consumer", 1).await?;
     ensure!(fixture.number("SELECT count(*) FROM oncebox.inbox").await? == 0);
     ensure!(fixture.number(EFFECTS).await? == 30, "what it did stays");
-    let last = &fixture.admin.audit_list(Some(&fixture.tenant.name), 1).await?[0];
+    let last = &fixture.admin.audit().list(Some(&fixture.tenant.name), 1).await?[0];
     ensure!(
         last.action == "consumer.deleted"
             && last.details["more"]["kafka_group"]["gone"] == true

@@ -544,7 +544,11 @@ async fn finish_keys(fixture: &HostFixture) -> Result<String> {
                 as_of: None,
                 limit: 1_000,
             };
-            fixture.admin.act_on_messages(&fixture.tenant.name, "payments", &bulk).await?;
+            fixture
+                .admin
+                .messages()
+                .act_on_messages(&fixture.tenant.name, "payments", &bulk)
+                .await?;
         }
         sleep(Duration::from_millis(50)).await;
     }
@@ -649,7 +653,7 @@ async fn make_trouble_between(
             fixture.add_partitions(partitions).await?;
             format!("partitions-{partitions}")
         }
-        6 => match fixture.admin.rotate_credentials(&fixture.tenant.name).await {
+        6 => match fixture.admin.tenants().rotate_credentials(&fixture.tenant.name).await {
             Ok(_) => "rotated".to_owned(),
             // Its own database did not hear of it; a host brings it there.
             Err(error) => format!("rotat-later({error})"),

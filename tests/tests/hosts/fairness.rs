@@ -37,7 +37,7 @@ impl Host {
 
     fn inbox(&self, fixture: &InboxFixture, consumer: &TestConsumer) -> Arc<ConsumerInbox> {
         let sessions = Sessions::of(
-            fixture.admin.session_target(&consumer.tenant).unwrap(),
+            fixture.admin.tenant_databases().session_target(&consumer.tenant).unwrap(),
             &SessionSettings::default(),
             self.budget.clone(),
         );

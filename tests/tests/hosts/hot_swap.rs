@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use oncebox_control::{Deployment, Guard, NewDeployment, Retries, Role, Slot};
+use oncebox_control::{Deployment, DeploymentRole, Guard, NewDeployment, Retries, Slot};
 use oncebox_tests::{
     host::{HostFixture, HostProcess, Options},
     load::{Load, Work},
@@ -46,7 +46,7 @@ async fn fixture(partitions: i32) -> Result<HostFixture> {
 
 async fn scenario_with(options: Options) -> Result<HostFixture> {
     let fixture = HostFixture::with(options).await?;
-    fixture.admin.apply_migration(&fixture.tenant, "twins", TWIN_TABLE).await?;
+    fixture.admin.tenant_databases().apply_migration(&fixture.tenant, "twins", TWIN_TABLE).await?;
     // What an account's name asks for happens in both tables.
     fixture
         .execute(
@@ -64,7 +64,11 @@ async fn deploy(
 ) -> Result<Deployment> {
     let mut new = NewDeployment::stable(EVENT_TYPE, "ledger", "");
     change(&mut new);
-    Ok(fixture.admin.deploy_compiled(&fixture.tenant.name, CONSUMER, new, component).await?)
+    Ok(fixture
+        .admin
+        .versions()
+        .deploy_compiled(&fixture.tenant.name, CONSUMER, new, component)
+        .await?)
 }
 
 fn slot() -> Slot {
@@ -75,7 +79,7 @@ fn slot() -> Slot {
 async fn wait_switched(fixture: &HostFixture, generation: i64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
-        let hosts = fixture.admin.host_progress(fixture.consumer_id).await?;
+        let hosts = fixture.admin.hosts().progress(fixture.consumer_id).await?;
         if !hosts.is_empty() && hosts.iter().all(|host| host.generation >= generation) {
             return Ok(());
         }
@@ -258,7 +262,8 @@ async fn across_a_rollback(stopped: Duration) -> Result<()> {
         asleep.signal(libc::SIGSTOP);
         let rollback = fixture
             .admin
-            .rollback(&fixture.tenant.name, CONSUMER, &slot(), None, Some("wrong table"), false)
+            .deployments()
+            .roll_back(&fixture.tenant.name, CONSUMER, &slot(), None, Some("wrong table"), false)
             .await?;
         let rolled_back_us =
             fixture.number("SELECT (extract(epoch FROM clock_timestamp()) * 1e6)::bigint").await?;
@@ -286,8 +291,11 @@ async fn across_a_rollback(stopped: Duration) -> Result<()> {
     );
     ensure!(fixture.number(FOREIGN_EFFECTS).await? == 0);
     // It works again, with what is live.
-    wait_switched(&fixture, fixture.admin.deployments(fixture.consumer_id).await?.generation)
-        .await?;
+    wait_switched(
+        &fixture,
+        fixture.admin.deployments().live(fixture.consumer_id).await?.generation,
+    )
+    .await?;
     awake.stop().await?;
     fixture.send(&Load::of([Work::Pay; 20]).named("after")).await?;
     fixture.wait_settled().await?;
@@ -317,7 +325,7 @@ async fn canary() -> Result<()> {
     let host = fixture.start_ready("a", &[]).await?;
     let guard = Guard { margin_percent: 5.0, window_s: 60, messages_min: 25 };
     let as_canary = |new: &mut NewDeployment| {
-        (new.role, new.percent, new.guard) = (Role::Canary, Some(10.0), Some(guard))
+        (new.role, new.percent, new.guard) = (DeploymentRole::Canary, Some(10.0), Some(guard))
     };
     let candidate = deploy(&fixture, &twin(), as_canary).await?;
     let stop = std::sync::atomic::AtomicBool::new(false);
@@ -333,7 +341,8 @@ async fn canary() -> Result<()> {
     };
     tokio::try_join!(steady_payments(&fixture, &stop), ended)?;
     fixture.wait_settled().await?;
-    let canary = fixture.admin.deployment(fixture.consumer_id, candidate.deployment_id).await?;
+    let canary =
+        fixture.admin.deployments().get(fixture.consumer_id, candidate.deployment_id).await?;
     let reason = canary.ended_reason.unwrap_or_default();
     println!("{reason}");
     ensure!(reason.contains("runs failed within 60 s"), "it says why: {reason}");
@@ -354,7 +363,7 @@ async fn canary() -> Result<()> {
         "the canary had its share"
     );
     ensure!(fixture.number(FOREIGN_EFFECTS).await? == 0);
-    let audit = fixture.admin.audit_list(Some(&fixture.tenant.name), 1).await?;
+    let audit = fixture.admin.audit().list(Some(&fixture.tenant.name), 1).await?;
     ensure!(audit[0].action == "canary.rollback" && audit[0].actor == "oncebox", "{audit:?}");
     host.stop().await
 }
@@ -419,12 +428,13 @@ async fn shadowed() -> Result<()> {
     let fixture = fixture(2).await?;
     let host = fixture.start_ready("a", &[]).await?;
     let candidate = replaced(LEDGER, b"balance = balance + $1", b"balance = balance - $1");
-    let as_shadow = |new: &mut NewDeployment| (new.role, new.percent) = (Role::Shadow, Some(100.0));
+    let as_shadow =
+        |new: &mut NewDeployment| (new.role, new.percent) = (DeploymentRole::Shadow, Some(100.0));
     let shadow = deploy(&fixture, &candidate, as_shadow).await?;
     wait_switched(&fixture, shadow.generation).await?;
     fixture.until(TRIGGERS, 2).await?;
     let compared = || async {
-        let report = fixture.admin.shadow_report(shadow.deployment_id).await?;
+        let report = fixture.admin.shadows().report(shadow.deployment_id).await?;
         anyhow::Ok((report.differ, report))
     };
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -452,7 +462,8 @@ async fn shadowed() -> Result<()> {
     fixture.check().await?;
     fixture
         .admin
-        .end_deployment(&fixture.tenant.name, CONSUMER, shadow.deployment_id, None)
+        .deployments()
+        .end(&fixture.tenant.name, CONSUMER, shadow.deployment_id, None)
         .await?;
     let none = format!("SELECT 1 - least(1, ({TRIGGERS}))");
     fixture.until(&none, 1).await?;

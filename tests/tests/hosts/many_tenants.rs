@@ -13,7 +13,7 @@ use std::{
 };
 
 use futures::{StreamExt, TryStreamExt, stream};
-use oncebox_control::{Admin, MasterKey, NewDeployment, Tenant};
+use oncebox_control::{Control, MasterKey, NewDeployment, Tenant};
 use oncebox_devkit::local::{broker::MockBroker, free_port};
 use oncebox_model::policy::Policy;
 use oncebox_tests::{
@@ -47,7 +47,7 @@ const THREADS_OF_HOST: usize = 60;
 
 /// A database with many tenants, a broker with a topic for each, and a host.
 struct ManyTenants {
-    admin: Admin,
+    admin: Control,
     pool: PgPool,
     tenants: Vec<Tenant>,
     broker: MockBroker,
@@ -67,7 +67,7 @@ impl ManyTenants {
         let pool = PgPoolOptions::new().max_connections(4).connect_lazy(database.url()).unwrap();
         let key = MasterKey::generate();
         let admin =
-            Admin::new(database.url().parse().unwrap(), MasterKey::parse(&key).unwrap(), "test");
+            Control::new(database.url().parse().unwrap(), MasterKey::parse(&key).unwrap(), "test");
         let broker = MockBroker::start().unwrap();
         let producer = ClientConfig::new()
             .set("bootstrap.servers", broker.bootstrap())
@@ -90,19 +90,24 @@ impl ManyTenants {
     async fn join(&self, number: usize) -> Tenant {
         let topic = topic(number);
         self.broker.create_topic(&topic, 1).unwrap();
-        let tenant = self.admin.create_tenant(&format!("t-{number}")).await.unwrap();
-        self.admin.apply_migration(&tenant, "tables", SCHEMA).await.unwrap();
+        let tenant = self.admin.tenants().create(&format!("t-{number}")).await.unwrap();
+        self.admin.tenant_databases().apply_migration(&tenant, "tables", SCHEMA).await.unwrap();
         let policy = format!(
             "topics = ['{topic}']\nack = 'after_commit'\n\
              identity = {{ id = [{{ header = 'id' }}], event_type = [{{ header = 'type' }}] }}\n\
              retry = {{ attempts_max = 20, backoff_min_ms = 50, backoff_max_ms = 200 }}"
         );
         self.admin
-            .create_consumer(&tenant.name, CONSUMER, &Policy::parse(&policy).unwrap())
+            .consumers()
+            .create(&tenant.name, CONSUMER, &Policy::parse(&policy).unwrap())
             .await
             .unwrap();
         let deployment = NewDeployment::stable("payment.captured", "ledger", "");
-        self.admin.deploy_compiled(&tenant.name, CONSUMER, deployment, COMPONENT).await.unwrap();
+        self.admin
+            .versions()
+            .deploy_compiled(&tenant.name, CONSUMER, deployment, COMPONENT)
+            .await
+            .unwrap();
         tenant
     }
 

@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use oncebox_control::{
-    Admin, DatabaseUrl, Filter, MasterKey, NewDeployment, NewVersion, Role, Slot,
+    Control, DatabaseUrl, DeploymentRole, Filter, MasterKey, NewDeployment, NewVersion, Slot,
 };
 use oncebox_devkit::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_inbox::SessionSettings;
@@ -46,17 +46,17 @@ impl DatabaseFixture {
         let database = InboxFixture::another_database().await;
         let tenant = inbox.tenant_at("acme", &database, "").await;
         let own = inbox.consumer(&tenant, "orders", "retry = { attempts_max = 1 }").await;
-        inbox.admin.mirror(&tenant).await.unwrap();
+        inbox.admin.tenant_databases().replicate(&tenant).await.unwrap();
         Self { inbox, database, own }
     }
 
-    fn admin(&self) -> &Admin {
+    fn admin(&self) -> &Control {
         &self.inbox.admin
     }
 
     /// Connections of the host's login to the tenant's database.
     fn pool(&self) -> PgPool {
-        self.admin().place(&self.own.tenant).unwrap().pool
+        self.admin().tenant_databases().get(&self.own.tenant).unwrap().pool
     }
 
     async fn number(&self, sql: &str) -> i64 {
@@ -75,9 +75,9 @@ impl DatabaseFixture {
             report: &serde_json::Value::Null,
             is_compiled: true,
         };
-        let version = self.admin().add_version("acme", "h", new).await.unwrap();
+        let version = self.admin().versions().add("acme", "h", new).await.unwrap();
         let new = NewDeployment::stable("*", "h", &hex::encode(&version.digest));
-        self.admin().deploy("acme", "orders", &new).await.unwrap()
+        self.admin().deployments().deploy("acme", "orders", &new).await.unwrap()
     }
 
     /// A host that runs a version of a generation.
@@ -90,7 +90,10 @@ impl DatabaseFixture {
 
     async fn rollback(&self, redrive: bool) -> Result<oncebox_control::Rollback, InboxError> {
         let slot = Slot { event_type: "*".to_owned(), event_versions: None };
-        self.admin().rollback("acme", "orders", &slot, None, Some("why"), redrive).await
+        self.admin()
+            .deployments()
+            .roll_back("acme", "orders", &slot, None, Some("why"), redrive)
+            .await
     }
 
     /// What the host's database leaves when the process dies right after it has committed a
@@ -157,15 +160,24 @@ async fn inbox_and_tables_live_in_the_tenants_own_database() {
     );
     assert_eq!(fixture.inbox.number(here).await, 0, "the schema is not here");
 
-    let all = fixture.admin().inbox_list(&Filter { limit: 10, ..Filter::default() }).await.unwrap();
+    let all = fixture
+        .admin()
+        .messages()
+        .inbox_list(&Filter { limit: 10, ..Filter::default() })
+        .await
+        .unwrap();
     let told: Vec<_> =
         all.iter().map(|row| (row.tenant.as_str(), row.message_id.as_str())).collect();
     assert_eq!(told.len(), 3, "{told:?}");
     assert!(told.contains(&("acme", "a")) && told.contains(&("plain", "c")), "{told:?}");
-    let newest =
-        fixture.admin().inbox_list(&Filter { limit: 1, ..Filter::default() }).await.unwrap();
+    let newest = fixture
+        .admin()
+        .messages()
+        .inbox_list(&Filter { limit: 1, ..Filter::default() })
+        .await
+        .unwrap();
     assert_eq!(newest[0].message_id, "c", "newest first, over all databases");
-    let shown = fixture.admin().inbox_show("acme", "orders", "a").await.unwrap();
+    let shown = fixture.admin().messages().inbox_show("acme", "orders", "a").await.unwrap();
     assert_eq!(
         shown.row.version.as_deref(),
         Some(hex::encode(&live.digest).as_str()),
@@ -173,8 +185,8 @@ async fn inbox_and_tables_live_in_the_tenants_own_database() {
     );
 
     // The record of a migration is beside the tables; the host's copy has its audit row, once.
-    fixture.admin().mirror(&fixture.own.tenant).await.unwrap();
-    let held = fixture.admin().migrations("acme").await.unwrap();
+    fixture.admin().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
+    let held = fixture.admin().tenant_databases().migrations("acme").await.unwrap();
     assert_eq!(held.iter().map(|m| m.name.as_str()).collect::<Vec<_>>(), ["tables"]);
     let audit = "SELECT count(*) FROM oncebox.audit WHERE action = 'tenant.migrate' AND subject = \
         'acme/tables'";
@@ -183,8 +195,8 @@ async fn inbox_and_tables_live_in_the_tenants_own_database() {
         requires_migration: Some("tables".into()),
         ..NewDeployment::stable("x", "h", &hex::encode(&live.digest))
     };
-    fixture.admin().deploy("acme", "orders", &requires).await.unwrap();
-    fixture.admin().mirror(&fixture.own.tenant).await.unwrap();
+    fixture.admin().deployments().deploy("acme", "orders", &requires).await.unwrap();
+    fixture.admin().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
     fixture.finish().await;
 }
 
@@ -195,12 +207,13 @@ async fn a_database_that_cannot_be_the_place_is_refused_and_nothing_is_made() {
     let admin = fixture.admin();
     let refused = async |url: &str, expected: &str| {
         let error = admin
-            .create_tenant_at("other", &DatabaseUrl::parse(url).unwrap())
+            .tenants()
+            .create_dedicated("other", &DatabaseUrl::parse(url).unwrap())
             .await
             .unwrap_err()
             .to_string();
         assert!(error.contains(expected), "{error}, not {expected}");
-        assert!(matches!(admin.tenant("other").await, Err(InboxError::NotFound(_))));
+        assert!(matches!(admin.tenants().get("other").await, Err(InboxError::NotFound(_))));
     };
     let host_url = fixture.inbox.url();
     refused(&host_url, "is an installation's own database").await;
@@ -241,23 +254,31 @@ async fn a_database_that_cannot_be_the_place_is_refused_and_nothing_is_made() {
     refused("postgres://nobody:s3cr3t@127.0.0.1:9/none", "cannot hold the tenant's inbox").await;
 
     // Another tenant of this installation may be there; another installation's may not.
-    let tenant = admin.create_tenant_at("other", &DatabaseUrl::parse(&url).unwrap()).await.unwrap();
+    let tenant = admin
+        .tenants()
+        .create_dedicated("other", &DatabaseUrl::parse(&url).unwrap())
+        .await
+        .unwrap();
     let stranger = InboxFixture::new().await;
     let error = stranger
         .admin
-        .create_tenant_at("acme", &DatabaseUrl::parse(&url).unwrap())
+        .tenants()
+        .create_dedicated("acme", &DatabaseUrl::parse(&url).unwrap())
         .await
         .unwrap_err()
         .to_string();
     assert!(error.contains("holds tenants of another installation"), "{error}");
     stranger.finish().await;
-    let theirs =
-        Admin::new(url.parse().unwrap(), MasterKey::parse(&MasterKey::generate()).unwrap(), "test");
-    let error = theirs.check_is_no_place().await.unwrap_err().to_string();
+    let theirs = Control::new(
+        url.parse().unwrap(),
+        MasterKey::parse(&MasterKey::generate()).unwrap(),
+        "test",
+    );
+    let error = theirs.tenant_databases().check_host_database().await.unwrap_err().to_string();
     assert!(error.contains("give the host a database of its own"), "{error}");
     theirs.pool.close().await;
 
-    admin.take_back_tenant(&tenant).await.unwrap();
+    admin.tenants().take_back(&tenant).await.unwrap();
     let left = format!("SELECT count(*) FROM pg_roles WHERE rolname LIKE '{}%'", tenant.login);
     assert_eq!(number(&pool, &left).await, 0, "its roles are gone");
     pool.close().await;
@@ -272,7 +293,7 @@ async fn a_database_that_cannot_be_the_place_is_refused_and_nothing_is_made() {
 async fn a_withdrawal_stands_in_both_databases_before_it_is_answered() {
     let fixture = DatabaseFixture::new().await;
     let (good, bad) = (fixture.deploy("good").await, fixture.deploy("bad").await);
-    fixture.admin().mirror(&fixture.own.tenant).await.unwrap();
+    fixture.admin().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
     let stale = fixture.host(&bad);
     deliver(&stale, &[record(0, "a", "before 2 reject"), record(1, "b", "")]).await;
     assert_eq!(
@@ -297,7 +318,7 @@ async fn a_withdrawal_stands_in_both_databases_before_it_is_answered() {
     fixture.inbox.retry_until_settled_in(&live, &fixture.pool()).await;
     assert_eq!(fixture.effects().await, 2, "what it had failed ran again, with what is live");
     let worse = fixture.deploy("worse").await;
-    fixture.admin().mirror(&fixture.own.tenant).await.unwrap();
+    fixture.admin().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
     let stale = fixture.host(&worse);
     deliver(&stale, &[record(3, "d", "before 2 reject")]).await;
     fixture.die_after_the_first_commit(worse.deployment_id).await;
@@ -305,7 +326,7 @@ async fn a_withdrawal_stands_in_both_databases_before_it_is_answered() {
     assert!(truth.1 > mirror.1, "what is required there never runs ahead");
     for _ in 0..2 {
         // Any host's look, and again.
-        fixture.admin().mirror(&fixture.own.tenant).await.unwrap();
+        fixture.admin().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
     }
     let [truth, mirror] = fixture.both().await;
     assert_eq!(truth, mirror);
@@ -341,7 +362,7 @@ async fn a_withdrawal_stands_in_both_databases_before_it_is_answered() {
 async fn a_withdrawal_that_did_not_reach_the_tenants_database_says_so() {
     let fixture = DatabaseFixture::new().await;
     let (good, bad) = (fixture.deploy("good").await, fixture.deploy("bad").await);
-    fixture.admin().mirror(&fixture.own.tenant).await.unwrap();
+    fixture.admin().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
     let allow = async |allowed: bool| {
         fixture
             .inbox
@@ -358,11 +379,12 @@ async fn a_withdrawal_that_did_not_reach_the_tenants_database_says_so() {
         error.to_string().contains("hosts that reach it may still complete messages"),
         "{error}"
     );
-    let live = fixture.admin().deployment_list(fixture.own.row.consumer_id, false).await.unwrap();
+    let live =
+        fixture.admin().deployments().list(fixture.own.row.consumer_id, false).await.unwrap();
     assert_eq!(live[0].version_id, good.version_id, "the change is made");
     assert!(bad.version_id != good.version_id);
     allow(true).await;
-    fixture.admin().prepare_place(&fixture.own.tenant).await.unwrap();
+    fixture.admin().tenant_databases().prepare(&fixture.own.tenant).await.unwrap();
     fixture.finish().await;
 }
 
@@ -373,7 +395,7 @@ async fn a_mirror_that_was_damaged_is_made_equal() {
     let fixture = DatabaseFixture::new().await;
     let live = fixture.deploy("one").await;
     let tenant = &fixture.own.tenant;
-    fixture.admin().mirror(tenant).await.unwrap();
+    fixture.admin().tenant_databases().replicate(tenant).await.unwrap();
     let host = fixture.host(&live);
     deliver(&host, &records(["a"])).await;
     let login = &tenant.login;
@@ -403,7 +425,7 @@ async fn a_mirror_that_was_damaged_is_made_equal() {
             .execute(&fixture.pool())
             .await
             .unwrap_or_else(|error| panic!("`{damage}`: {error}"));
-        fixture.admin().mirror(tenant).await.unwrap_or_else(|error| {
+        fixture.admin().tenant_databases().replicate(tenant).await.unwrap_or_else(|error| {
             panic!(
                 "after `{damage}`: \
             {error}"
@@ -422,8 +444,8 @@ async fn a_mirror_that_was_damaged_is_made_equal() {
     // again for new.
     sqlx::raw_sql("DELETE FROM oncebox.installation").execute(&fixture.pool()).await.unwrap();
     for error in [
-        fixture.admin().mirror(tenant).await.unwrap_err(),
-        fixture.admin().prepare_place(tenant).await.unwrap_err(),
+        fixture.admin().tenant_databases().replicate(tenant).await.unwrap_err(),
+        fixture.admin().tenant_databases().prepare(tenant).await.unwrap_err(),
     ] {
         assert!(
             error.to_string().contains("does not hold its inbox; restore it from a backup"),
@@ -454,7 +476,7 @@ async fn writers_of_the_mirror_never_take_it_back() {
                 (fixture.admin().clone(), fixture.own.tenant.clone(), stop.clone());
             tokio::spawn(async move {
                 while !stop.load(Ordering::Relaxed) {
-                    admin.mirror(&tenant).await.unwrap();
+                    admin.tenant_databases().replicate(&tenant).await.unwrap();
                 }
             })
         })
@@ -474,7 +496,7 @@ async fn writers_of_the_mirror_never_take_it_back() {
     for writer in writers {
         writer.await.unwrap();
     }
-    fixture.admin().mirror(&fixture.own.tenant).await.unwrap();
+    fixture.admin().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
     fixture.finish().await;
 }
 
@@ -496,24 +518,26 @@ async fn the_url_is_sealed_and_its_password_never_shown() {
     .fetch_one(&fixture.inbox.pool)
     .await
     .unwrap();
-    let tenant = fixture.admin().tenant("acme").await.unwrap();
+    let tenant = fixture.admin().tenants().get("acme").await.unwrap();
     let shown = tenant.database.clone().unwrap();
     assert!(shown.ends_with(fixture.database.name()) && row.contains(&shown), "{shown}");
     let said = [
         row,
         serde_json::to_string(&tenant).unwrap(),
-        format!("{:?}", fixture.admin().audit_list(None, 50).await.unwrap()),
+        format!("{:?}", fixture.admin().audit().list(None, 50).await.unwrap()),
     ];
     for said in said {
         assert!(!said.contains(plain), "{said}");
         assert!(password.len() < 6 || !said.contains(password), "{said}");
     }
-    let stranger = Admin::new(
+    let stranger = Control::new(
         fixture.inbox.superuser_options(),
         MasterKey::parse(&MasterKey::generate()).unwrap(),
         "test",
     );
-    let Err(error) = stranger.place(&tenant) else { panic!("another key opens it") };
+    let Err(error) = stranger.tenant_databases().get(&tenant) else {
+        panic!("another key opens it")
+    };
     assert!(error.to_string().contains("is sealed under the master key"), "{error}");
     fixture.finish().await;
 }
@@ -524,11 +548,11 @@ async fn the_url_is_sealed_and_its_password_never_shown() {
 async fn credentials_are_rotated_in_both_databases_and_open_sessions_go_on() {
     let mut fixture = DatabaseFixture::new().await;
     let live = fixture.deploy("one").await;
-    fixture.admin().mirror(&fixture.own.tenant).await.unwrap();
+    fixture.admin().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
     let before = fixture.host(&live);
     deliver(&before, &records(["a"])).await;
     for round in 0..2 {
-        let rotated = fixture.admin().rotate_credentials("acme").await.unwrap();
+        let rotated = fixture.admin().tenants().rotate_credentials("acme").await.unwrap();
         let [truth, mirror] = fixture.both().await;
         assert_eq!(truth, mirror, "the answer came before the mirror");
         if round == 0 {
@@ -547,24 +571,24 @@ async fn credentials_are_rotated_in_both_databases_and_open_sessions_go_on() {
 async fn a_deleted_tenant_leaves_nothing_in_its_database_and_its_name_is_free() {
     let fixture = DatabaseFixture::new().await;
     let live = fixture.deploy("one").await;
-    fixture.admin().mirror(&fixture.own.tenant).await.unwrap();
+    fixture.admin().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
     deliver(&fixture.host(&live), &records(["a", "b"])).await;
     let pool = PgPool::connect(fixture.database.url()).await.unwrap();
-    let tenant = fixture.admin().delete_tenant("acme").await.unwrap();
+    let tenant = fixture.admin().tenants().delete("acme").await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let looking = tokio::spawn({
         let (admin, tenant, stop) = (fixture.admin().clone(), tenant.clone(), stop.clone());
         async move {
             while !stop.load(Ordering::Relaxed) {
-                let _ = admin.mirror(&tenant).await; // as a host does
+                let _ = admin.tenant_databases().replicate(&tenant).await; // as a host does
             }
         }
     });
-    assert!(fixture.admin().remove_tenant(&tenant).await.unwrap());
+    assert!(fixture.admin().tenants().remove(&tenant).await.unwrap());
     stop.store(true, Ordering::Relaxed);
     looking.await.unwrap();
     assert_eq!(left_over(&pool, &tenant.login).await, 0, "something is left there");
-    assert!(matches!(fixture.admin().tenant("acme").await, Err(InboxError::NotFound(_))));
+    assert!(matches!(fixture.admin().tenants().get("acme").await, Err(InboxError::NotFound(_))));
     let again = fixture.inbox.tenant_at("acme", &fixture.database, "").await;
     assert_ne!(again.tenant_id, tenant.tenant_id);
     pool.close().await;
@@ -602,23 +626,30 @@ async fn finished_by_a_host() -> Result<()> {
     let said = fixture.command(
         &["tenant", "create", "half"],
         &[
-            ("ONCEBOX_FAILPOINT", "place:create:after"),
+            ("ONCEBOX_FAILPOINT", "tenant_database:create:after"),
             ("ONCEBOX_TENANT_DATABASE_URL", other.url()),
         ],
     )?;
     ensure!(!said.status.success(), "it died");
-    let half = fixture.admin.tenant("half").await?;
-    let bad =
-        fixture.admin.deploy_compiled(&fixture.tenant.name, "payments", second(), &twin()).await?;
+    let half = fixture.admin.tenants().get("half").await?;
+    let bad = fixture
+        .admin
+        .versions()
+        .deploy_compiled(&fixture.tenant.name, "payments", second(), &twin())
+        .await?;
     let host = fixture.start_ready("a", &[]).await?;
     fixture.send(&Load::of([Work::Pay; 20])).await?;
     fixture.wait_settled().await?;
     host.stop().await?;
-    for point in
-        ["place:mirror:before", "place:mirror:after", "place:redrive:before", "place:redrive:after"]
-    {
+    for point in [
+        "tenant_database:replicate:before",
+        "tenant_database:replicate:after",
+        "tenant_database:redrive:before",
+        "tenant_database:redrive:after",
+    ] {
         let deployment = fixture
             .admin
+            .versions()
             .deploy_compiled(&fixture.tenant.name, "payments", second(), &twin())
             .await;
         let deployment = deployment.unwrap_or_else(|_| bad.clone());
@@ -635,7 +666,8 @@ async fn finished_by_a_host() -> Result<()> {
         ];
         let said = fixture.command(&rollback, &[("ONCEBOX_FAILPOINT", point)])?;
         ensure!(!said.status.success(), "it died at `{point}`: {said:?}");
-        let ended = fixture.admin.deployment(fixture.consumer_id, deployment.deployment_id).await?;
+        let ended =
+            fixture.admin.deployments().get(fixture.consumer_id, deployment.deployment_id).await?;
         ensure!(
             ended.ended_how.as_deref() == Some("rolled_back"),
             "`{point}`: {ended:?}, {said:?}"
@@ -684,7 +716,10 @@ async fn finished_by_a_host() -> Result<()> {
 }
 
 fn second() -> NewDeployment {
-    NewDeployment { role: Role::Stable, ..NewDeployment::stable("payment.captured", "ledger", "") }
+    NewDeployment {
+        role: DeploymentRole::Stable,
+        ..NewDeployment::stable("payment.captured", "ledger", "")
+    }
 }
 
 /// The ledger as another version: other bytes, the same effect.
@@ -730,6 +765,7 @@ async fn across_a_rollback() -> Result<()> {
             .await?;
         let bad = fixture
             .admin
+            .versions()
             .deploy_compiled(&fixture.tenant.name, "payments", second(), &twin())
             .await?;
         fixture
@@ -745,7 +781,8 @@ async fn across_a_rollback() -> Result<()> {
         let slot = Slot { event_type: "payment.captured".to_owned(), event_versions: None };
         fixture
             .admin
-            .rollback(&fixture.tenant.name, "payments", &slot, None, Some("wrong"), false)
+            .deployments()
+            .roll_back(&fixture.tenant.name, "payments", &slot, None, Some("wrong"), false)
             .await?;
         // Read where the messages are: a row's time is that of the beginning of its transaction.
         let rolled_back_us =

@@ -2,7 +2,8 @@
 //! when it cannot work, and undone by naming what was there before.
 
 use oncebox_control::{
-    Admin, Deployment, Guard, NewDeployment, NewVersion, Progress, Retries, Role, Slot, Version,
+    Control, Deployment, DeploymentRole, Guard, NewDeployment, NewVersion, Progress, Retries, Slot,
+    Version,
 };
 use oncebox_model::InboxError;
 use oncebox_tests::inbox::{InboxFixture, PlainHandlers, TestConsumer, deliver, record, records};
@@ -21,7 +22,7 @@ impl DeploymentFixture {
         Self { inbox, consumer }
     }
 
-    fn admin(&self) -> &Admin {
+    fn admin(&self) -> &Control {
         &self.inbox.admin
     }
 
@@ -37,7 +38,7 @@ impl DeploymentFixture {
             report: &Value::Null,
             is_compiled: true,
         };
-        self.admin().add_version(self.tenant(), "h", new).await.unwrap()
+        self.admin().versions().add(self.tenant(), "h", new).await.unwrap()
     }
 
     fn new_deployment(&self, version: &Version) -> NewDeployment {
@@ -45,7 +46,7 @@ impl DeploymentFixture {
     }
 
     async fn deploy(&self, new: &NewDeployment) -> Result<Deployment, InboxError> {
-        self.admin().deploy(self.tenant(), &self.consumer.row.name, new).await
+        self.admin().deployments().deploy(self.tenant(), &self.consumer.row.name, new).await
     }
 
     async fn deploy_version(&self, name: &str) -> Deployment {
@@ -74,15 +75,18 @@ impl DeploymentFixture {
     async fn rollback(&self, to: Option<&str>) -> Result<oncebox_control::Rollback, InboxError> {
         let slot = Slot { event_type: "order.placed".to_owned(), event_versions: None };
         self.admin()
-            .rollback(self.tenant(), &self.consumer.row.name, &slot, to, Some("why"), false)
+            .deployments()
+            .roll_back(self.tenant(), &self.consumer.row.name, &slot, to, Some("why"), false)
             .await
     }
 
     /// The digest of what is live, as the bytes of its component.
     async fn live(&self) -> String {
-        let live = self.admin().deployments(self.consumer.row.consumer_id).await.unwrap().live;
-        let stable = live.iter().find(|deployment| deployment.role == Role::Stable).unwrap();
-        String::from_utf8(self.admin().component(&stable.digest).await.unwrap()).unwrap()
+        let live =
+            self.admin().deployments().live(self.consumer.row.consumer_id).await.unwrap().live;
+        let stable =
+            live.iter().find(|deployment| deployment.role == DeploymentRole::Stable).unwrap();
+        String::from_utf8(self.admin().versions().component(&stable.digest).await.unwrap()).unwrap()
     }
 
     async fn generations(&self) -> (i64, i64) {
@@ -131,21 +135,24 @@ async fn what_cannot_work_is_refused_and_changes_nothing() {
         ),
         (NewDeployment { percent: Some(5.0), ..plain() }, "`percent` is for a canary or a shadow"),
         (
-            NewDeployment { role: Role::Canary, percent: Some(5.0), ..plain() },
+            NewDeployment { role: DeploymentRole::Canary, percent: Some(5.0), ..plain() },
             "nothing is live for `order.placed`",
         ),
         (
-            NewDeployment { role: Role::Canary, percent: None, ..plain() },
+            NewDeployment { role: DeploymentRole::Canary, percent: None, ..plain() },
             "a canary needs `percent`",
         ),
-        (NewDeployment { role: Role::Canary, percent: Some(0.0), ..plain() }, "`percent` is 0"),
         (
-            NewDeployment { role: Role::Canary, percent: Some(f64::NAN), ..plain() },
+            NewDeployment { role: DeploymentRole::Canary, percent: Some(0.0), ..plain() },
+            "`percent` is 0",
+        ),
+        (
+            NewDeployment { role: DeploymentRole::Canary, percent: Some(f64::NAN), ..plain() },
             "`percent` is NaN",
         ),
         (
             NewDeployment {
-                role: Role::Canary,
+                role: DeploymentRole::Canary,
                 percent: Some(5.0),
                 guard: Some(Guard { window_s: 0, ..Guard::default() }),
                 ..plain()
@@ -171,7 +178,7 @@ async fn what_cannot_work_is_refused_and_changes_nothing() {
     let report = json!({ "memory_bytes_min": 65 << 20 });
     let large =
         NewVersion { component: b"large", source_digest: None, report: &report, is_compiled: true };
-    let large = f.admin().add_version(f.tenant(), "h", large).await.unwrap();
+    let large = f.admin().versions().add(f.tenant(), "h", large).await.unwrap();
     assert!(
         f.refused(&f.new_deployment(&large))
             .await
@@ -183,7 +190,7 @@ async fn what_cannot_work_is_refused_and_changes_nothing() {
         report: &Value::Null,
         is_compiled: false,
     };
-    let queued = f.admin().add_version(f.tenant(), "h", queued).await.unwrap();
+    let queued = f.admin().versions().add(f.tenant(), "h", queued).await.unwrap();
     assert!(
         f.refused(&f.new_deployment(&queued))
             .await
@@ -210,7 +217,8 @@ async fn a_slot_holds_one_of_each_role() {
     let second = f.deploy_version("b").await;
     assert_eq!(
         f.admin()
-            .deployment(f.consumer.row.consumer_id, first.deployment_id)
+            .deployments()
+            .get(f.consumer.row.consumer_id, first.deployment_id)
             .await
             .unwrap()
             .ended_how
@@ -219,7 +227,7 @@ async fn a_slot_holds_one_of_each_role() {
     );
     let (b, c) = (f.version("b").await, f.version("c").await);
     let canary = |version: &Version| NewDeployment {
-        role: Role::Canary,
+        role: DeploymentRole::Canary,
         percent: Some(10.0),
         ..f.new_deployment(version)
     };
@@ -229,18 +237,36 @@ async fn a_slot_holds_one_of_each_role() {
     assert!(f.refused(&canary(&c)).await.contains("runs for `order.placed` already; end it first"));
     assert!(f.refused(&f.new_deployment(&c)).await.contains("a canary runs for `order.placed`"));
     let (tenant, consumer) = (f.tenant(), f.consumer.row.name.as_str());
-    let error =
-        f.admin().end_deployment(tenant, consumer, second.deployment_id, None).await.unwrap_err();
+    let error = f
+        .admin()
+        .deployments()
+        .end(tenant, consumer, second.deployment_id, None)
+        .await
+        .unwrap_err();
     assert!(error.to_string().contains("runs beside it"), "{error}");
     assert_eq!(
-        f.admin().set_percent(tenant, consumer, running.deployment_id, 50.0).await.unwrap().percent,
+        f.admin()
+            .deployments()
+            .set_percent(tenant, consumer, running.deployment_id, 50.0)
+            .await
+            .unwrap()
+            .percent,
         Some(50.0)
     );
-    assert!(f.admin().set_percent(tenant, consumer, second.deployment_id, 50.0).await.is_err());
-    let promoted = f.admin().promote(tenant, consumer, running.deployment_id).await.unwrap();
-    assert_eq!((promoted.role, f.live().await.as_str()), (Role::Stable, "c"));
-    assert!(f.admin().promote(tenant, consumer, running.deployment_id).await.is_err());
-    let live = f.admin().deployments(f.consumer.row.consumer_id).await.unwrap().live;
+    assert!(
+        f.admin()
+            .deployments()
+            .set_percent(tenant, consumer, second.deployment_id, 50.0)
+            .await
+            .is_err()
+    );
+    let promoted =
+        f.admin().deployments().promote(tenant, consumer, running.deployment_id).await.unwrap();
+    assert_eq!((promoted.role, f.live().await.as_str()), (DeploymentRole::Stable, "c"));
+    assert!(
+        f.admin().deployments().promote(tenant, consumer, running.deployment_id).await.is_err()
+    );
+    let live = f.admin().deployments().live(f.consumer.row.consumer_id).await.unwrap().live;
     assert_eq!(live.len(), 1, "{live:?}");
     f.inbox.finish().await;
 }
@@ -275,8 +301,12 @@ async fn a_rollback_goes_to_the_version_before_or_to_a_named_one() {
     let error = f.rollback(Some(&hex::encode(&unknown.digest))).await.unwrap_err();
     assert!(error.to_string().contains("was never live for `order.placed`"), "{error}");
     // The tables stay as they are, and it says so.
-    let tenant = f.admin().tenant(f.tenant()).await.unwrap();
-    f.admin().apply_migration(&tenant, "0002_note", "CREATE TABLE note (id int)").await.unwrap();
+    let tenant = f.admin().tenants().get(f.tenant()).await.unwrap();
+    f.admin()
+        .tenant_databases()
+        .apply_migration(&tenant, "0002_note", "CREATE TABLE note (id int)")
+        .await
+        .unwrap();
     let needs = NewDeployment {
         requires_migration: Some("0002_note".to_owned()),
         ..f.new_deployment(&unknown)
@@ -287,7 +317,11 @@ async fn a_rollback_goes_to_the_version_before_or_to_a_named_one() {
     // A canary is what a rollback withdraws.
     let c = f.version("c").await;
     let canary = f
-        .deploy(&NewDeployment { role: Role::Canary, percent: Some(1.0), ..f.new_deployment(&c) })
+        .deploy(&NewDeployment {
+            role: DeploymentRole::Canary,
+            percent: Some(1.0),
+            ..f.new_deployment(&c)
+        })
         .await
         .unwrap();
     let rollback = f.rollback(None).await.unwrap();
@@ -324,17 +358,21 @@ async fn a_superseded_version_is_fenced_when_every_host_that_lives_has_switched(
     let f = DeploymentFixture::new().await;
     let (admin, consumer) = (f.admin(), f.consumer.row.consumer_id);
     let (one, two) =
-        (admin.host_starts("one").await.unwrap(), admin.host_starts("two").await.unwrap());
+        (admin.hosts().start("one").await.unwrap(), admin.hosts().start("two").await.unwrap());
     f.deploy_version("a").await;
     for host in [one, two] {
-        admin.host_reports(host, consumer, 1, &Progress::Switched).await.unwrap();
+        admin.hosts().report_progress(host, consumer, 1, &Progress::Switched).await.unwrap();
     }
     assert_eq!(f.generations().await, (1, 1));
     f.deploy_version("b").await;
-    admin.host_reports(one, consumer, 2, &Progress::Switched).await.unwrap();
-    admin.host_reports(two, consumer, 2, &Progress::Failed("no room".to_owned())).await.unwrap();
+    admin.hosts().report_progress(one, consumer, 2, &Progress::Switched).await.unwrap();
+    admin
+        .hosts()
+        .report_progress(two, consumer, 2, &Progress::Failed("no room".to_owned()))
+        .await
+        .unwrap();
     assert_eq!(f.generations().await, (2, 1), "host two goes on with what it has");
-    let progress = admin.host_progress(consumer).await.unwrap();
+    let progress = admin.hosts().progress(consumer).await.unwrap();
     assert_eq!(
         (progress[1].generation, progress[1].state.as_str(), progress[1].error.as_deref()),
         (1, "failed", Some("no room"))
@@ -344,7 +382,7 @@ async fn a_superseded_version_is_fenced_when_every_host_that_lives_has_switched(
             "UPDATE oncebox.host SET seen_at = now() - interval '11 seconds' WHERE name = 'two'",
         )
         .await;
-    admin.host_reports(one, consumer, 2, &Progress::Switched).await.unwrap();
+    admin.hosts().report_progress(one, consumer, 2, &Progress::Switched).await.unwrap();
     assert_eq!(f.generations().await, (2, 2), "a host that is gone is waited for by nobody");
     f.inbox.finish().await;
 }
@@ -354,18 +392,22 @@ async fn a_superseded_version_is_fenced_when_every_host_that_lives_has_switched(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenants_migration_is_applied_once_with_its_record() {
     let f = DeploymentFixture::new().await;
-    let tenant = f.admin().tenant(f.tenant()).await.unwrap();
+    let tenant = f.admin().tenants().get(f.tenant()).await.unwrap();
     const SQL: &str = "CREATE TABLE note (id int); INSERT INTO note VALUES (1)";
-    assert!(f.admin().apply_migration(&tenant, "0002_note", SQL).await.unwrap());
-    assert!(!f.admin().apply_migration(&tenant, "0002_note", SQL).await.unwrap());
+    assert!(f.admin().tenant_databases().apply_migration(&tenant, "0002_note", SQL).await.unwrap());
+    assert!(
+        !f.admin().tenant_databases().apply_migration(&tenant, "0002_note", SQL).await.unwrap()
+    );
     let error = f
         .admin()
+        .tenant_databases()
         .apply_migration(&tenant, "0002_note", "CREATE TABLE other (id int)")
         .await
         .unwrap_err();
     assert!(error.to_string().contains("applied with another text"), "{error}");
     let error = f
         .admin()
+        .tenant_databases()
         .apply_migration(&tenant, "0003_bad", "CREATE TABLE third (id int); SELECT 1/0")
         .await
         .unwrap_err();
@@ -378,6 +420,7 @@ async fn a_tenants_migration_is_applied_once_with_its_record() {
     assert_eq!(f.inbox.number(tables).await, 0);
     let names: Vec<_> = f
         .admin()
+        .tenant_databases()
         .migrations(&tenant.name)
         .await
         .unwrap()
@@ -395,7 +438,8 @@ async fn the_audit_log_is_append_only_and_names_the_actor() {
     f.deploy_version("a").await;
     let other = f.admin().acting_as("someone");
     other
-        .rollback(
+        .deployments()
+        .roll_back(
             f.tenant(),
             &f.consumer.row.name,
             &Slot { event_type: "x".to_owned(), event_versions: None },
@@ -406,8 +450,12 @@ async fn the_audit_log_is_append_only_and_names_the_actor() {
         .await
         .unwrap_err();
     let version = f.version("b").await;
-    other.deploy(f.tenant(), &f.consumer.row.name, &f.new_deployment(&version)).await.unwrap();
-    let log = other.audit_list(Some(f.tenant()), 10).await.unwrap();
+    other
+        .deployments()
+        .deploy(f.tenant(), &f.consumer.row.name, &f.new_deployment(&version))
+        .await
+        .unwrap();
+    let log = other.audit().list(Some(f.tenant()), 10).await.unwrap();
     assert_eq!(
         (log[0].action.as_str(), log[0].actor.as_str(), log[0].tenant.as_deref()),
         ("deploy", "someone", Some(f.tenant()))
@@ -474,8 +522,9 @@ async fn superseded_versions_stay_loaded_while_a_message_is_pinned_to_them() {
         .await
         .unwrap();
     f.deploy_version("b").await;
-    let pinned =
-        async || f.admin().deployments(f.consumer.row.consumer_id).await.unwrap().pinned.len();
+    let pinned = async || {
+        f.admin().deployments().live(f.consumer.row.consumer_id).await.unwrap().pinned.len()
+    };
     assert_eq!(pinned().await, 1, "another host may still fail a message on it");
     f.inbox
         .execute(
@@ -511,13 +560,19 @@ async fn the_same_handler_behind_two_consumers_of_a_topic_is_told() {
     let all = Slot { event_type: "order.*".to_owned(), event_versions: None };
     let first = f.deploy(&NewDeployment { slot: all, ..f.new_deployment(&version) }).await.unwrap();
     assert_eq!(
-        f.admin().scope_warnings(f.consumer.row.consumer_id, &first).await.unwrap(),
+        f.admin().deployments().overlap_warnings(f.consumer.row.consumer_id, &first).await.unwrap(),
         Vec::<String>::new()
     );
-    let tenant = f.admin().tenant(f.tenant()).await.unwrap();
+    let tenant = f.admin().tenants().get(f.tenant()).await.unwrap();
     let other = f.inbox.consumer(&tenant, "other", "").await.row;
-    let second = f.admin().deploy(f.tenant(), "other", &f.new_deployment(&version)).await.unwrap();
-    let warnings = f.admin().scope_warnings(other.consumer_id, &second).await.unwrap();
+    let second = f
+        .admin()
+        .deployments()
+        .deploy(f.tenant(), "other", &f.new_deployment(&version))
+        .await
+        .unwrap();
+    let warnings =
+        f.admin().deployments().overlap_warnings(other.consumer_id, &second).await.unwrap();
     assert_eq!(warnings.len(), 1);
     let expected = format!("consumer `{}` hands messages of topic", f.consumer.row.name);
     // S1-053.
@@ -530,9 +585,9 @@ async fn the_same_handler_behind_two_consumers_of_a_topic_is_told() {
         slot: Slot { event_type: "payment".to_owned(), event_versions: None },
         ..f.new_deployment(&version)
     };
-    let elsewhere = f.admin().deploy(f.tenant(), "other", &elsewhere).await.unwrap();
+    let elsewhere = f.admin().deployments().deploy(f.tenant(), "other", &elsewhere).await.unwrap();
     assert_eq!(
-        f.admin().scope_warnings(other.consumer_id, &elsewhere).await.unwrap(),
+        f.admin().deployments().overlap_warnings(other.consumer_id, &elsewhere).await.unwrap(),
         Vec::<String>::new()
     );
     f.inbox.finish().await;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use oncebox_control::{Admin, Finding, HostLimits, MasterKey, Severity, Tenant, schema};
+use oncebox_control::{Control, Finding, HostLimits, MasterKey, Severity, Tenant, schema};
 use oncebox_devkit::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::{
     inbox::{InboxFixture, deliver, records},
@@ -280,8 +280,8 @@ const BROKEN: &[Broken] = &[
 
 /// What is wrong in a database, but for what is wrong with the server of the tests: it runs without
 /// `fsync`, and others use it.
-async fn wrong(admin: &Admin) -> Vec<Finding> {
-    let findings = admin.doctor(LIMITS).await.unwrap();
+async fn wrong(admin: &Control) -> Vec<Finding> {
+    let findings = admin.doctor().run(LIMITS).await.unwrap();
     let is_of_the_server = |finding: &Finding| {
         ["connect", "replicas", "prepared_transactions", "open_transactions"]
             .contains(&finding.check)
@@ -385,7 +385,8 @@ async fn check(
 async fn the_server_has_to_bear_what_hosts_may_open() {
     let fixture = InboxFixture::new().await;
     fixture.tenant("acme", "").await;
-    let findings = fixture.admin.doctor(HostLimits { connections_max: 10_000 }).await.unwrap();
+    let findings =
+        fixture.admin.doctor().run(HostLimits { connections_max: 10_000 }).await.unwrap();
     for (check, setting) in
         [("locks", "max_locks_per_transaction"), ("connections", "max_connections")]
     {
@@ -412,7 +413,7 @@ async fn a_message_that_stands_twice_is_named() {
     let ids: Vec<_> = (0..50).map(|n| format!("m{n}")).collect();
     deliver(&fixture.host(&consumer), &records(ids.iter().map(String::as_str))).await;
     let found = async || -> Vec<Finding> {
-        let findings = fixture.admin.doctor(LIMITS).await.unwrap();
+        let findings = fixture.admin.doctor().run(LIMITS).await.unwrap();
         findings.into_iter().filter(|finding| finding.check == CHECK).collect()
     };
     let sound = found().await;
@@ -508,12 +509,12 @@ async fn on_a_managed_database_it_says_what_is_open() {
     let managed = Managed::new().await;
     let left = schema::migrate(&managed.options).await.unwrap();
     assert!(left.iter().any(|what| what.contains("functions that reach past a role")), "{left:?}");
-    let admin = Admin::new(
+    let admin = Control::new(
         managed.options.clone(),
         MasterKey::parse(&MasterKey::generate()).unwrap(),
         "test",
     );
-    let tenant = admin.create_tenant("acme").await.unwrap();
+    let tenant = admin.tenants().create("acme").await.unwrap();
     let findings = wrong(&admin).await;
     let of =
         |check: &str| findings.iter().filter(|finding| finding.check == check).collect::<Vec<_>>();
@@ -555,7 +556,13 @@ async fn on_a_managed_database_it_says_what_is_open() {
     }
     assert_eq!(wrong(&admin).await, []);
     schema::migrate(&managed.options).await.unwrap();
-    assert!(admin.apply_migration(&tenant, "tables", "CREATE TABLE t (n int)").await.is_ok());
+    assert!(
+        admin
+            .tenant_databases()
+            .apply_migration(&tenant, "tables", "CREATE TABLE t (n int)")
+            .await
+            .is_ok()
+    );
     assert_eq!(wrong(&admin).await, []);
     admin.pool.close().await;
     managed.drop().await;

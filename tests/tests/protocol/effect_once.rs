@@ -627,7 +627,10 @@ async fn what_may_be_forgotten_is_parked_where_the_policy_says_so() {
         as_of: None,
         limit: 10,
     };
-    assert_eq!(fixture.admin.act_on_messages("acme", "orders", &redrive).await.unwrap().changed, 1);
+    assert_eq!(
+        fixture.admin.messages().act_on_messages("acme", "orders", &redrive).await.unwrap().changed,
+        1
+    );
     fixture.retry_until_settled(&host).await;
     assert_eq!(fixture.row(&consumer, "old").await.state(), ("completed", None, 1));
     let usual = fixture.consumer(&consumer.tenant, "usual", "").await;

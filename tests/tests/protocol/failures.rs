@@ -298,7 +298,10 @@ async fn what_is_too_old_is_not_tried_again() {
         as_of: None,
         limit: 10,
     };
-    assert_eq!(fixture.admin.act_on_messages("acme", "orders", &again).await.unwrap().changed, 1);
+    assert_eq!(
+        fixture.admin.messages().act_on_messages("acme", "orders", &again).await.unwrap().changed,
+        1
+    );
     fixture.retry_until_settled(&host).await;
     assert_eq!(
         fixture.row(&consumer, "old").await.state(),
@@ -566,6 +569,7 @@ async fn raising(fixture: &InboxFixture, policy: &str) -> TestConsumer {
     fixture.execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login)).await;
     fixture
         .admin
+        .tenant_databases()
         .apply_migration(
             &tenant,
             "raises",
@@ -647,6 +651,7 @@ async fn a_session_that_forgets_what_was_prepared_stops_nothing_of(fixture: Inbo
     fixture.execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login)).await;
     fixture
         .admin
+        .tenant_databases()
         .apply_migration(
             &tenant,
             "forgets",
@@ -930,7 +935,13 @@ async fn a_payload_that_is_not_valid_never_reaches_a_handler() {
             limit: 10,
         };
         assert_eq!(
-            fixture.admin.act_on_messages("acme", "orders", &again).await.unwrap().changed,
+            fixture
+                .admin
+                .messages()
+                .act_on_messages("acme", "orders", &again)
+                .await
+                .unwrap()
+                .changed,
             2
         );
         fixture.retry_until_settled(&host).await;
@@ -947,7 +958,13 @@ async fn a_payload_that_is_not_valid_never_reaches_a_handler() {
             )
             .await;
         assert_eq!(
-            fixture.admin.act_on_messages("acme", "orders", &again).await.unwrap().changed,
+            fixture
+                .admin
+                .messages()
+                .act_on_messages("acme", "orders", &again)
+                .await
+                .unwrap()
+                .changed,
             2
         );
         fixture.retry_until_settled(&host).await;

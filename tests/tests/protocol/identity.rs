@@ -37,7 +37,12 @@ async fn undecodable_records_are_parked_once_with_their_bytes() {
         // S1-122.
         assert_eq!(fixture.row(&consumer, id).await.state(), ("parked", Some(reason), 0));
     }
-    let detail = fixture.admin.inbox_show("acme", "orders", "undecodable:t:T1:0:0").await.unwrap();
+    let detail = fixture
+        .admin
+        .messages()
+        .inbox_show("acme", "orders", "undecodable:t:T1:0:0")
+        .await
+        .unwrap();
     assert_eq!(detail.payload.as_deref(), Some(&b"raw \0 bytes"[..]));
     assert_eq!(detail.headers, [("other".to_owned(), vec![0, 255])]);
     assert_eq!(fixture.number("SELECT count(*) FROM oncebox.inbox").await, 6);

@@ -103,6 +103,7 @@ async fn a_message_is_found_by_whatever_is_known_of_it() {
     let found = async |filter: Filter| -> Vec<String> {
         let rows = fixture
             .admin
+            .messages()
             .inbox_list(&Filter {
                 limit: if filter.limit == 0 { 50 } else { filter.limit },
                 ..filter
@@ -155,6 +156,7 @@ async fn a_message_is_found_by_whatever_is_known_of_it() {
         loop {
             let rows = fixture
                 .admin
+                .messages()
                 .inbox_list(&Filter { limit, after: after.clone(), ..Filter::default() })
                 .await
                 .unwrap();
@@ -236,7 +238,7 @@ async fn every_list_is_answered_from_an_index_or_asks_for_less() {
     ];
     for (what, filter) in &asked {
         assert_eq!(
-            fixture.admin.inbox_list(filter).await.unwrap().len(),
+            fixture.admin.messages().inbox_list(filter).await.unwrap().len(),
             if what.contains("none") { 0 } else { 50 },
             "{what}"
         );
@@ -257,6 +259,7 @@ async fn every_list_is_answered_from_an_index_or_asks_for_less() {
     let looked = async |filter: Filter| {
         fixture
             .admin
+            .messages()
             .inbox_list(&filter)
             .await
             .map(|rows| rows.len())
@@ -285,7 +288,8 @@ async fn every_list_is_answered_from_an_index_or_asks_for_less() {
     // A page is counted each time that a row on it is looked at.
     assert!(pages < 30_000, "{pages} pages:\n{plan}");
     // An export reads all of it.
-    let exported = fixture.admin.inbox_export("acme", "orders", &rare, false).await.unwrap();
+    let exported =
+        fixture.admin.messages().inbox_export("acme", "orders", &rare, false).await.unwrap();
     assert_eq!(exported.len(), 1);
     fixture.execute("DELETE FROM oncebox.inbox").await;
     fixture.finish().await;
@@ -293,7 +297,7 @@ async fn every_list_is_answered_from_an_index_or_asks_for_less() {
 
 /// Pages that a list reads, and its plan.
 async fn pages_read(fixture: &InboxFixture, filter: &Filter) -> (u64, String) {
-    let plan = fixture.admin.inbox_list_plan(filter).await.unwrap();
+    let plan = fixture.admin.messages().inbox_list_plan(filter).await.unwrap();
     let all = plan
         .iter()
         .find_map(|line| line.trim().strip_prefix("Buffers: shared "))
@@ -500,7 +504,7 @@ async fn a_retention_class_has_partitions_once_a_consumer_has_it() {
     };
     let (here, there) =
         (fixture.tenant("here", "").await, fixture.tenant_at("there", &database, "").await);
-    let there_pool = fixture.admin.place(&there).unwrap().pool;
+    let there_pool = fixture.admin.tenant_databases().get(&there).unwrap().pool;
     assert_eq!(
         [counts(&fixture.pool).await, counts(&there_pool).await],
         [[3, 0, 0, 0], [3, 0, 0, 0]]
@@ -512,7 +516,7 @@ async fn a_retention_class_has_partitions_once_a_consumer_has_it() {
     );
     // S3-016.
     assert_eq!(counts(&fixture.pool).await, [3, 3, 0, 3]);
-    fixture.admin.mirror(&there).await.unwrap();
+    fixture.admin.tenant_databases().replicate(&there).await.unwrap();
     assert_eq!(
         counts(&there_pool).await,
         [3, 0, 0, 3],
@@ -536,7 +540,8 @@ async fn a_retention_class_has_partitions_once_a_consumer_has_it() {
     assert!(
         fixture
             .admin
-            .doctor(HostLimits { connections_max: 32 })
+            .doctor()
+            .run(HostLimits { connections_max: 32 })
             .await
             .unwrap()
             .iter()

@@ -77,7 +77,13 @@ async fn a_delivery_of_what_is_known_is_acked_whatever_its_state() {
             limit: 1,
         };
         assert_eq!(
-            fixture.admin.act_on_messages("acme", "orders", &discard).await.unwrap().changed,
+            fixture
+                .admin
+                .messages()
+                .act_on_messages("acme", "orders", &discard)
+                .await
+                .unwrap()
+                .changed,
             1
         );
         let worker = (ack == "after_insert").then(|| {

@@ -539,6 +539,7 @@ async fn a_lost_answer_to_commit_is_found_out_by_claiming_again() {
     // Sequences do not roll back: each kills one commit only.
     fixture
         .admin
+        .tenant_databases()
         .apply_migration(
             tenant,
             "bomb",
@@ -804,7 +805,10 @@ async fn a_message_that_is_under_way_in_every_outage_is_parked() {
         as_of: None,
         limit: 1,
     };
-    assert_eq!(fixture.admin.act_on_messages("acme", "orders", &redrive).await.unwrap().changed, 1);
+    assert_eq!(
+        fixture.admin.messages().act_on_messages("acme", "orders", &redrive).await.unwrap().changed,
+        1
+    );
     assert_eq!(guest.lease(60_000).await.unwrap(), [("a".to_owned(), 6)]);
     assert_eq!(guest.interrupted("a", 6).await.unwrap(), "due");
     fixture.retry_until_settled(&host).await;

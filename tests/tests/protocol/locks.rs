@@ -64,22 +64,25 @@ async fn needs(
     let policy = || Policy::parse("topics = ['t']\nack = 'after_commit'").unwrap();
     match lock {
         "migrate" => schema::migrate(&fixture.superuser_options()).await.map(drop),
-        "grants" => admin.create_tenant("newcomer").await.map(drop),
-        "groups" => admin.create_consumer(&victim.name, "new", &policy()).await.map(drop),
+        "grants" => admin.tenants().create("newcomer").await.map(drop),
+        "groups" => admin.consumers().create(&victim.name, "new", &policy()).await.map(drop),
         "partitions" => schema::ensure_partitions_for(&fixture.pool, &[Retention::OneYear.class()])
             .await
             .map(|made| assert_eq!(made, 3)),
-        "capture" => {
-            admin.install_capture(victim).await.map(|left| assert!(left.is_empty(), "{left:?}"))
-        }
+        "capture" => admin
+            .shadows()
+            .install_capture(victim)
+            .await
+            .map(|left| assert!(left.is_empty(), "{left:?}")),
         "tenant removal" => {
-            let leaving = admin.delete_tenant("leaving").await?;
+            let leaving = admin.tenants().delete("leaving").await?;
             admin
-                .remove_tenant(&leaving)
+                .tenants()
+                .remove(&leaving)
                 .await
                 .map(|removed| assert!(removed, "someone else is at it"))
         }
-        "mirror" => admin.mirror(apart).await,
+        "mirror" => admin.tenant_databases().replicate(apart).await,
         other => panic!("no lock is `{other}`"),
     }
 }
@@ -96,7 +99,7 @@ async fn ids_made_for_the_locks_of_the_host_hold_up_nothing() {
     let evil_apart = fixture.tenant_at("evil-apart", &database, "").await;
     let attacks = fixture.consumer(&evil, "attacks", collisions::PATIENT).await;
     let attacks_apart = fixture.consumer(&evil_apart, "attacks", collisions::PATIENT).await;
-    fixture.admin.mirror(&evil_apart).await.unwrap();
+    fixture.admin.tenant_databases().replicate(&evil_apart).await.unwrap();
     let named = [
         ("oncebox migrate", 0),
         ("oncebox grants", 0),
@@ -181,8 +184,8 @@ async fn who_waits_for_a_lock_of_the_host_is_told_for_whom() {
     };
     let holders = [backend(&mut here).await, backend(&mut there).await];
     // Nobody waits for whoever takes a tenant away: it is looked at again.
-    let deleted = fixture.admin.delete_tenant("leaving").await.unwrap();
-    assert!(!fixture.admin.remove_tenant(&deleted).await.unwrap());
+    let deleted = fixture.admin.tenants().delete("leaving").await.unwrap();
+    assert!(!fixture.admin.tenants().remove(&deleted).await.unwrap());
     let waiting: Vec<_> = HOSTS.into_iter().filter(|lock| *lock != "tenant removal").collect();
     let told = futures::future::join_all(waiting.iter().map(async |lock| {
         let answer = timeout(4 * DEADLINE, needs(&fixture, lock, &victim, &apart)).await;
@@ -210,7 +213,7 @@ async fn who_waits_for_a_lock_of_the_host_is_told_for_whom() {
             .await
             .unwrap_or_else(|error| panic!("{lock}: {error}"));
     }
-    assert!(fixture.admin.remove_tenant(&deleted).await.unwrap());
+    assert!(fixture.admin.tenants().remove(&deleted).await.unwrap());
     fixture.finish().await;
 }
 
@@ -224,7 +227,7 @@ async fn who_writes_privileges_waits_for_whoever_does() {
     let leaving = fixture.tenant("leaving", "").await;
     let database = InboxFixture::another_database().await;
     let apart = fixture.tenant_at("apart", &database, "").await;
-    let deleted = fixture.admin.delete_tenant("leaving").await.unwrap();
+    let deleted = fixture.admin.tenants().delete("leaving").await.unwrap();
     let name: String = sqlx::query_scalar("SELECT current_database()::text")
         .fetch_one(&fixture.pool)
         .await
@@ -242,7 +245,7 @@ async fn who_writes_privileges_waits_for_whoever_does() {
         let writing = async {
             match what {
                 "tenant removal" => {
-                    fixture.admin.remove_tenant(&deleted).await.map(|removed| assert!(removed))
+                    fixture.admin.tenants().remove(&deleted).await.map(|removed| assert!(removed))
                 }
                 what => needs(&fixture, what, &victim, &apart).await,
             }

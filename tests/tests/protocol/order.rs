@@ -55,6 +55,7 @@ async fn discard(fixture: &InboxFixture, consumer: &TestConsumer, id: &str) {
     assert_eq!(
         fixture
             .admin
+            .messages()
             .act_on_messages(&consumer.tenant.name, &consumer.row.name, &bulk)
             .await
             .unwrap()

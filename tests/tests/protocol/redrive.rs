@@ -44,7 +44,12 @@ fn these(action: Action, ids: &[&str]) -> BulkAction {
 }
 
 async fn act(fixture: &InboxFixture, consumer: &TestConsumer, bulk: &BulkAction) -> BulkResult {
-    fixture.admin.act_on_messages(&consumer.tenant.name, &consumer.row.name, bulk).await.unwrap()
+    fixture
+        .admin
+        .messages()
+        .act_on_messages(&consumer.tenant.name, &consumer.row.name, bulk)
+        .await
+        .unwrap()
 }
 
 /// Events of a message's history: event, attempt, reason, actor.
@@ -116,7 +121,7 @@ async fn a_dead_letter_runs_again_as_what_it_is() {
         history(&fixture, "a").await,
         [failed(1), failed(2), redriven.clone(), failed(1), failed(2), redriven]
     );
-    let audit = fixture.admin.audit_list(Some("acme"), 10).await.unwrap();
+    let audit = fixture.admin.audit().list(Some("acme"), 10).await.unwrap();
     let of_redrive: Vec<_> = audit.iter().filter(|entry| entry.action == "inbox.redrive").collect();
     assert_eq!(of_redrive.len(), 2);
     assert_eq!(
@@ -173,8 +178,8 @@ async fn what_a_handler_is_given_is_what_came_however_often_it_runs() {
         fixture.retry_until_settled(&host).await;
         for payload in ["park", "result 7"] {
             let edit = Edit { payload: payload.into(), reason: "a typo".to_owned(), as_of: None };
-            fixture.admin.edit_message("acme", "orders", "a", &edit).await.unwrap();
-            let shown = fixture.admin.inbox_show("acme", "orders", "a").await.unwrap();
+            fixture.admin.messages().edit_message("acme", "orders", "a", &edit).await.unwrap();
+            let shown = fixture.admin.messages().inbox_show("acme", "orders", "a").await.unwrap();
             assert_eq!(
                 (shown.key, shown.headers),
                 (letter.key.clone(), letter.headers.clone()),
@@ -227,7 +232,7 @@ async fn what_is_open_is_counted_by_state_and_reason() {
     let fixture = InboxFixture::new().await;
     let consumer =
         fixture.simple("", "alerts = { parked = 4, dead_letters = 2, pending_age_s = 3600 }").await;
-    let count = async || fixture.admin.backlog("acme", "orders").await.unwrap();
+    let count = async || fixture.admin.messages().backlog("acme", "orders").await.unwrap();
     assert_eq!(count().await, Default::default());
     let mut no_id = record(5, "", "");
     no_id.headers.clear();
@@ -395,7 +400,8 @@ async fn only_what_it_is_for_is_touched() {
     assert!(
         fixture
             .admin
-            .audit_list(None, 100)
+            .audit()
+            .list(None, 100)
             .await
             .unwrap()
             .iter()
@@ -419,8 +425,12 @@ async fn only_what_it_is_for_is_touched() {
     // S0-008, S0-030, S1-030.
     assert_eq!(fixture.row(&consumer, "rejected").await.state(), ("discarded", Some("reject"), 1));
     assert_eq!(act(&fixture, &consumer, &these(Action::Redrive, &["rejected"])).await.changed, 0);
-    let missing =
-        fixture.admin.act_on_messages("acme", "nobody", &all(Action::Redrive)).await.unwrap_err();
+    let missing = fixture
+        .admin
+        .messages()
+        .act_on_messages("acme", "nobody", &all(Action::Redrive))
+        .await
+        .unwrap_err();
     assert!(matches!(missing, InboxError::NotFound(_)), "{missing}");
     fixture.finish().await;
 }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_control::{NewDeployment, Role, ShadowReport};
+use oncebox_control::{DeploymentRole, NewDeployment, ShadowReport};
 use oncebox_inbox::{Budget, ConsumerInbox, SessionSettings, Sessions};
 use oncebox_model::{
     Shadow,
@@ -38,17 +38,17 @@ impl ShadowFixture {
         let deploy = |new: NewDeployment, bytes: &'static [u8]| {
             let (tenant, name) = (consumer.tenant.name.clone(), consumer.row.name.clone());
             let admin = inbox.admin.clone();
-            async move { admin.deploy_compiled(&tenant, &name, new, bytes).await.unwrap() }
+            async move { admin.versions().deploy_compiled(&tenant, &name, new, bytes).await.unwrap() }
         };
         deploy(NewDeployment::stable("*", "h", ""), b"live").await;
         let shadow = NewDeployment {
-            role: Role::Shadow,
+            role: DeploymentRole::Shadow,
             percent: Some(100.0),
             ..NewDeployment::stable("*", "h", "")
         };
         let deployment_id = deploy(shadow, b"candidate").await.deployment_id;
         assert_eq!(
-            inbox.admin.reconcile_capture(&consumer.tenant).await.unwrap(),
+            inbox.admin.shadows().reconcile_capture(&consumer.tenant).await.unwrap(),
             Vec::<String>::new()
         );
         Self { inbox, consumer, deployment_id }
@@ -81,7 +81,7 @@ impl ShadowFixture {
     async fn report(&self, messages: i64) -> ShadowReport {
         let deadline = Instant::now() + DEADLINE;
         loop {
-            let report = self.inbox.admin.shadow_report(self.deployment_id).await.unwrap();
+            let report = self.inbox.admin.shadows().report(self.deployment_id).await.unwrap();
             if report.messages >= messages {
                 let skipped: i64 = report.skipped.iter().map(|skipped| skipped.messages).sum();
                 assert_eq!(
@@ -622,7 +622,7 @@ async fn a_full_queue_and_a_spent_budget_are_counted_and_hold_nobody_up() {
 
     // One connection for all: a trial has none to spare, and the live path does not notice.
     let sessions = Sessions::of(
-        fixture.inbox.admin.session_target(&fixture.consumer.tenant).unwrap(),
+        fixture.inbox.admin.tenant_databases().session_target(&fixture.consumer.tenant).unwrap(),
         &SessionSettings::default(),
         Budget::new(1),
     );
@@ -699,7 +699,12 @@ async fn triggers_come_with_a_shadow_and_go_with_it() {
     assert_eq!(inbox.number(TRIGGERS).await, 2);
     // A table that came later: nothing is compared until it has its trigger, which a look puts
     // there.
-    inbox.admin.apply_migration(tenant, "later", "CREATE TABLE later (id int)").await.unwrap();
+    inbox
+        .admin
+        .tenant_databases()
+        .apply_migration(tenant, "later", "CREATE TABLE later (id int)")
+        .await
+        .unwrap();
     let host = fixture.host();
     deliver(&host, &[record(0, "early", "sql INSERT INTO later VALUES (1)")]).await;
     let early = fixture.report(1).await;
@@ -711,7 +716,7 @@ async fn triggers_come_with_a_shadow_and_go_with_it() {
     busy.execute(sqlx::raw_sql("BEGIN READ WRITE; INSERT INTO later VALUES (2)")).await.unwrap();
     let looking = tokio::spawn({
         let (admin, tenant) = (inbox.admin.clone(), tenant.clone());
-        async move { admin.reconcile_capture(&tenant).await }
+        async move { admin.shadows().reconcile_capture(&tenant).await }
     });
     let mut writer = fixture.inbox.guest(tenant).await;
     for _ in 0..20 {
@@ -733,27 +738,30 @@ async fn triggers_come_with_a_shadow_and_go_with_it() {
         "a table in use is left for the next look"
     );
     busy.execute(sqlx::raw_sql("COMMIT")).await.unwrap();
-    assert!(inbox.admin.reconcile_capture(tenant).await.unwrap().is_empty());
+    assert!(inbox.admin.shadows().reconcile_capture(tenant).await.unwrap().is_empty());
     deliver(&host, &[record(1, "late", "sql INSERT INTO later VALUES (4)")]).await;
     let late = fixture.report(2).await;
     assert!(late.same == 1 && late.uncaptured_tables.is_empty(), "{late:?}");
     // Switched off by the tenant's own DDL; and twice for hosts that do it at the same time.
     inbox
         .admin
+        .tenant_databases()
         .apply_migration(tenant, "off", "ALTER TABLE later DISABLE TRIGGER \"RI_oncebox_capture\"")
         .await
         .unwrap();
+    let shadows = inbox.admin.shadows();
     let (one, other) =
-        tokio::join!(inbox.admin.reconcile_capture(tenant), inbox.admin.reconcile_capture(tenant));
+        tokio::join!(shadows.reconcile_capture(tenant), shadows.reconcile_capture(tenant));
     assert!(one.unwrap().is_empty() && other.unwrap().is_empty());
     assert_eq!(inbox.number(TRIGGERS).await, 3);
     // The shadow ends.
     inbox
         .admin
-        .end_deployment(&tenant.name, &fixture.consumer.row.name, fixture.deployment_id, None)
+        .deployments()
+        .end(&tenant.name, &fixture.consumer.row.name, fixture.deployment_id, None)
         .await
         .unwrap();
-    assert!(inbox.admin.reconcile_capture(tenant).await.unwrap().is_empty());
+    assert!(inbox.admin.shadows().reconcile_capture(tenant).await.unwrap().is_empty());
     assert_eq!(inbox.number(TRIGGERS).await, 0);
     busy.close().await.unwrap();
     writer.close().await.unwrap();

@@ -90,7 +90,12 @@ impl IsolationFixture {
             inbox
                 .execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login))
                 .await;
-            inbox.admin.apply_migration(&tenant, "functions", functions).await.unwrap();
+            inbox
+                .admin
+                .tenant_databases()
+                .apply_migration(&tenant, "functions", functions)
+                .await
+                .unwrap();
         }
         let consumer = inbox.consumer(&tenant, "orders", policy).await;
         let runtime =

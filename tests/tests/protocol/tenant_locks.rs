@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use oncebox_control::{Admin, MigrationBounds};
+use oncebox_control::{Control, MigrationBounds};
 use oncebox_model::InboxError;
 use oncebox_tests::inbox::{DEADLINE, InboxFixture, code, deliver, record};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
@@ -131,7 +131,7 @@ async fn no_function_locks_what_is_another_tenants() {
     fixture.finish().await;
 }
 
-fn bounded(admin: &Admin, attempts_max: u32) -> Admin {
+fn bounded(admin: &Control, attempts_max: u32) -> Control {
     admin.clone().bounding_migrations(MigrationBounds {
         lock_timeout_ms: 200,
         attempts_max,
@@ -156,7 +156,10 @@ async fn messages_go_on_while_a_migration_waits() {
     let migration = tokio::spawn({
         let (admin, tenant) = (bounded(&fixture.admin, 10_000), consumer.tenant.clone());
         async move {
-            admin.apply_migration(&tenant, "waits", "ALTER TABLE note ADD COLUMN text text").await
+            admin
+                .tenant_databases()
+                .apply_migration(&tenant, "waits", "ALTER TABLE note ADD COLUMN text text")
+                .await
         }
     });
     let waits = format!(
@@ -178,6 +181,7 @@ async fn messages_go_on_while_a_migration_waits() {
     let refused = async {
         loop {
             let again = bounded(&fixture.admin, 1)
+                .tenant_databases()
                 .apply_migration(&consumer.tenant, "beside", "ALTER TABLE note ADD COLUMN n int")
                 .await;
             let said = again.expect_err("the table is still held").to_string();
@@ -215,6 +219,7 @@ async fn a_migration_that_gives_way_names_what_holds_the_lock() {
     let backend: i32 =
         sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut holder).await.unwrap();
     let applied = bounded(&fixture.admin, 3)
+        .tenant_databases()
         .apply_migration(
             &tenant,
             "waits",
@@ -268,7 +273,7 @@ async fn migrations_are_bounded() {
     });
     let slow = "ALTER TABLE note ADD CONSTRAINT slow CHECK (length((factorial(20000 + id::bigint % \
         7))::text) > 1)";
-    let said = timeout(DEADLINE, admin.apply_migration(&tenant, "slow", slow))
+    let said = timeout(DEADLINE, admin.tenant_databases().apply_migration(&tenant, "slow", slow))
         .await
         .expect("it is stopped")
         .unwrap_err()

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_control::{Admin, MasterKey};
+use oncebox_control::{Control, MasterKey};
 use oncebox_inbox::{Budget, ConsumerInbox, SessionSettings, Sessions};
 use oncebox_model::{InboxError, hooks::REMOVAL_POINTS};
 use oncebox_tests::{
@@ -31,7 +31,7 @@ const QUICK: &str = "retry = { backoff_min_ms = 1, backoff_max_ms = 20 }";
 /// A host of which the test holds the sessions.
 fn host(fixture: &InboxFixture, consumer: &TestConsumer) -> (Arc<ConsumerInbox>, Arc<Sessions>) {
     let sessions = Sessions::of(
-        fixture.admin.session_target(&consumer.tenant).unwrap(),
+        fixture.admin.tenant_databases().session_target(&consumer.tenant).unwrap(),
         &SessionSettings::default(),
         Budget::new(16),
     );
@@ -108,8 +108,8 @@ async fn new_credentials_cost_no_message() {
         "42501",
         "a secret that is two rotations old"
     );
-    old.secret = fixture.secret(&fixture.admin.tenant("acme").await.unwrap());
-    fixture.admin.rotate_credentials("acme").await.unwrap();
+    old.secret = fixture.secret(&fixture.admin.tenants().get("acme").await.unwrap());
+    fixture.admin.tenants().rotate_credentials("acme").await.unwrap();
     claims(&mut old).await.expect("the secret before counts for ten minutes");
     fixture.execute("UPDATE oncebox.tenant SET secret_before_until = now()").await;
     assert_eq!(code(&claims(&mut old).await.unwrap_err()), "42501", "the secret before has ended");
@@ -118,14 +118,14 @@ async fn new_credentials_cost_no_message() {
 
 /// A rotation of which the host hears a moment later; logins in between wait for it.
 async fn rotate(fixture: &InboxFixture, sessions: &Arc<Sessions>) {
-    let tenant = fixture.admin.rotate_credentials("acme").await.unwrap();
+    let tenant = fixture.admin.tenants().rotate_credentials("acme").await.unwrap();
     let logging_in = (0..6).map(|_| async {
         sessions.begin().await.map(|transaction| transaction.rollback()).map(drop)
     });
     let logging_in = futures::future::join_all(logging_in);
     let renewing = async {
         sleep(Duration::from_millis(50)).await;
-        let credentials = fixture.admin.credentials(&tenant).unwrap();
+        let credentials = fixture.admin.tenant_databases().credentials(&tenant).unwrap();
         sessions.renew(&credentials.guest_password, credentials.secret);
     };
     let (began, ()) = tokio::join!(logging_in, renewing);
@@ -149,7 +149,7 @@ async fn a_host_that_runs_goes_on_with_new_credentials() {
         let load = Load::of([Work::Pay, Work::Pay, Work::Fails(2), Work::Pay, Work::Open])
             .named(&format!("r{round}"));
         fixture.send(&load).await.unwrap();
-        fixture.admin.rotate_credentials(&fixture.tenant.name).await.unwrap();
+        fixture.admin.tenants().rotate_credentials(&fixture.tenant.name).await.unwrap();
     }
     fixture.wait_settled().await.unwrap();
     // Only a login with the present password works from here on.
@@ -170,11 +170,11 @@ fn key() -> MasterKey {
 async fn everything_is_sealed_under_a_new_master_key_or_nothing() {
     let fixture = InboxFixture::new().await;
     let (old, new, other) = (key(), key(), key());
-    let with = |key: &MasterKey| Admin::new(fixture.superuser_options(), key.clone(), "test");
+    let with = |key: &MasterKey| Control::new(fixture.superuser_options(), key.clone(), "test");
     let (before, after) = (with(&old), with(&new));
-    before.create_tenant("acme").await.unwrap();
+    before.tenants().create("acme").await.unwrap();
     // As an installation has it that is older than sealed credentials.
-    let derived = before.create_tenant("derived").await.unwrap();
+    let derived = before.tenants().create("derived").await.unwrap();
     let hash = hex::encode(sha256(&old.secret(&derived.login)));
     fixture
         .execute(format!(
@@ -184,40 +184,56 @@ async fn everything_is_sealed_under_a_new_master_key_or_nothing() {
         .await;
     let mut credentials = Vec::new();
     for name in ["acme", "derived"] {
-        credentials.push(before.credentials(&before.tenant(name).await.unwrap()).unwrap());
+        credentials.push(
+            before
+                .tenant_databases()
+                .credentials(&before.tenants().get(name).await.unwrap())
+                .unwrap(),
+        );
     }
-    let error = after.credentials(&after.tenant("acme").await.unwrap()).unwrap_err().to_string();
+    let error = after
+        .tenant_databases()
+        .credentials(&after.tenants().get("acme").await.unwrap())
+        .unwrap_err()
+        .to_string();
     assert!(
         error.contains(&old.name()) && error.contains("keys.previous_master_key_file"),
         "{error}"
     );
-    let error = after.credentials(&after.tenant("derived").await.unwrap()).unwrap_err().to_string();
+    let error = after
+        .tenant_databases()
+        .credentials(&after.tenants().get("derived").await.unwrap())
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("was made under another master key"), "{error}");
     let both = with(&new.clone().with_previous(&old));
     assert_eq!(
-        both.credentials(&both.tenant("derived").await.unwrap()).unwrap(),
+        both.tenant_databases().credentials(&both.tenants().get("derived").await.unwrap()).unwrap(),
         credentials[1],
         "a host that has both"
     );
 
     // One that opens with neither: nothing changes.
-    with(&other).create_tenant("strange").await.unwrap();
+    with(&other).tenants().create("strange").await.unwrap();
     let sealed = "SELECT count(*) FROM oncebox.tenant WHERE credentials IS NOT NULL";
-    let error = before.rotate_master_key(&new).await.unwrap_err().to_string();
+    let error = before.tenants().rotate_master_key(&new).await.unwrap_err().to_string();
     assert!(error.contains(&other.name()), "{error}");
     assert_eq!(fixture.number(sealed).await, 2, "`derived` was sealed all the same");
     fixture.execute("DELETE FROM oncebox.tenant WHERE name = 'strange'").await;
 
-    let rotated = before.rotate_master_key(&new).await.unwrap();
+    let rotated = before.tenants().rotate_master_key(&new).await.unwrap();
     assert_eq!((rotated.sealed, rotated.unchanged, &rotated.key), (2, 0, &new.name()));
     for again in [&before, &after] {
-        let rotated = again.rotate_master_key(&new).await.unwrap();
+        let rotated = again.tenants().rotate_master_key(&new).await.unwrap();
         assert_eq!((rotated.sealed, rotated.unchanged), (0, 2));
     }
     for (name, credentials) in ["acme", "derived"].into_iter().zip(credentials) {
-        let tenant = after.tenant(name).await.unwrap();
-        assert_eq!(after.credentials(&tenant).unwrap(), credentials, "{name}");
-        assert!(matches!(before.credentials(&tenant), Err(InboxError::Sealed(_))));
+        let tenant = after.tenants().get(name).await.unwrap();
+        assert_eq!(after.tenant_databases().credentials(&tenant).unwrap(), credentials, "{name}");
+        assert!(matches!(
+            before.tenant_databases().credentials(&tenant),
+            Err(InboxError::Sealed(_))
+        ));
     }
     assert_eq!(
         fixture.number("SELECT count(*) FROM oncebox.audit WHERE action = 'keys.rotate'").await,
@@ -396,11 +412,20 @@ async fn migrations_follow_each_other_at_once() {
     let tenant = fixture.tenant("acme", "").await;
     for number in 0..100 {
         let table = format!("CREATE TABLE t{number} (id int)");
-        let applied = fixture.admin.apply_migration(&tenant, &format!("t{number}"), &table).await;
+        let applied = fixture
+            .admin
+            .tenant_databases()
+            .apply_migration(&tenant, &format!("t{number}"), &table)
+            .await;
         assert!(applied.unwrap());
         // One that is known takes the turn as well, where another host may have applied it.
         assert!(
-            !fixture.admin.apply_migration(&tenant, &format!("t{number}"), &table).await.unwrap()
+            !fixture
+                .admin
+                .tenant_databases()
+                .apply_migration(&tenant, &format!("t{number}"), &table)
+                .await
+                .unwrap()
         );
     }
     fixture.finish().await;
@@ -428,8 +453,12 @@ async fn no_text_ends_the_transaction_of_a_migration() {
     .into_iter()
     .enumerate()
     {
-        let error =
-            fixture.admin.apply_migration(&tenant, &format!("m{n}"), sql).await.expect_err(sql);
+        let error = fixture
+            .admin
+            .tenant_databases()
+            .apply_migration(&tenant, &format!("m{n}"), sql)
+            .await
+            .expect_err(sql);
         assert!(
             matches!(error, InboxError::Invalid(_) | InboxError::Statements { .. }),
             "`{sql}`: \
@@ -468,6 +497,7 @@ async fn a_deleted_tenant_leaves_its_audit_and_nothing_else() {
             .collect();
         fixture
             .admin
+            .tenant_databases()
             .apply_migration(&consumer.tenant, &format!("many-{batch}"), &tables)
             .await
             .unwrap();
@@ -496,20 +526,21 @@ async fn a_deleted_tenant_leaves_its_audit_and_nothing_else() {
         (sent, errors)
     };
     let deleting = async {
-        let tenant = fixture.admin.delete_tenant("acme").await.unwrap();
-        assert_eq!(tenant.state, "deleting");
+        let tenant = fixture.admin.tenants().delete("acme").await.unwrap();
+        assert_eq!(tenant.state.as_str(), "deleting");
         assert!(
             fixture
                 .admin
+                .tenants()
                 .rotate_credentials("acme")
                 .await
                 .unwrap_err()
                 .to_string()
                 .contains("is being deleted")
         );
-        assert!(fixture.admin.remove_tenant(&tenant).await.unwrap());
+        assert!(fixture.admin.tenants().remove(&tenant).await.unwrap());
         assert!(
-            !fixture.admin.remove_tenant(&tenant).await.unwrap(),
+            !fixture.admin.tenants().remove(&tenant).await.unwrap(),
             "there is nothing left to do"
         );
         done.store(true, Ordering::SeqCst);
@@ -526,7 +557,7 @@ async fn a_deleted_tenant_leaves_its_audit_and_nothing_else() {
     for n in 0..sent {
         assert_eq!(fixture.row(&beside, &format!("n{n}")).await.state(), ("completed", None, 1));
     }
-    let again = fixture.admin.create_tenant("acme").await.unwrap();
+    let again = fixture.admin.tenants().create("acme").await.unwrap();
     assert_ne!(again.schema_name, consumer.tenant.schema_name);
     fixture.finish().await;
 }

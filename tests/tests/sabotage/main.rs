@@ -17,7 +17,7 @@ use std::{
 use anyhow::Result;
 use chrono::{DateTime, Utc};
 use futures::{FutureExt, future::LocalBoxFuture};
-use oncebox_control::{Action, BulkAction, Edit, Filter, NewDeployment, Role};
+use oncebox_control::{Action, BulkAction, DeploymentRole, Edit, Filter, NewDeployment};
 use oncebox_inbox::{
     Admission, AdmissionRequest, Budget, Class, HostBounds, Scheduler, SessionSettings, Sessions,
     retry::{self, poller::release_unblocked},
@@ -961,16 +961,23 @@ async fn shadow(defect: Option<&Defect>) {
     let deploy = |new: NewDeployment, component: &'static [u8]| {
         let (admin, tenant, name) =
             (fixture.admin.clone(), consumer.tenant.name.clone(), consumer.row.name.clone());
-        async move { admin.deploy_compiled(&tenant, &name, new, component).await.unwrap().deployment_id }
+        async move {
+            admin
+                .versions()
+                .deploy_compiled(&tenant, &name, new, component)
+                .await
+                .unwrap()
+                .deployment_id
+        }
     };
     deploy(NewDeployment::stable("*", "h", ""), b"live").await;
     let new = NewDeployment {
-        role: Role::Shadow,
+        role: DeploymentRole::Shadow,
         percent: Some(100.0),
         ..NewDeployment::stable("*", "h", "")
     };
     let deployment_id = deploy(new, b"candidate").await;
-    assert!(fixture.admin.reconcile_capture(&consumer.tenant).await.unwrap().is_empty());
+    assert!(fixture.admin.shadows().reconcile_capture(&consumer.tenant).await.unwrap().is_empty());
     let handler = || Script::handler(fixture.control.clone());
     let shadow = Shadow {
         deployment_id,
@@ -987,11 +994,11 @@ async fn shadow(defect: Option<&Defect>) {
         ('orders', 'a', 1, 1)";
     deliver(&host, &[record(0, "a", twice)]).await;
     let deadline = Instant::now() + Duration::from_secs(30);
-    while fixture.admin.shadow_report(deployment_id).await.unwrap().differ < 1 {
+    while fixture.admin.shadows().report(deployment_id).await.unwrap().differ < 1 {
         assert!(
             Instant::now() < deadline,
             "nothing was compared: {:?}",
-            fixture.admin.shadow_report(deployment_id).await.unwrap()
+            fixture.admin.shadows().report(deployment_id).await.unwrap()
         );
         sleep(Duration::from_millis(20)).await;
     }
@@ -1039,7 +1046,7 @@ async fn hosts_locks(fixture: InboxFixture) {
     let ids: Vec<_> = (1..6).map(|n| forger.text_of_half(n, consumer_id.into())).collect();
     let records = (0..).zip(&ids).map(|(offset, id)| record(offset, id, "")).collect();
     let holding = hold(&fixture, &consumer, records).await;
-    let made = timeout(Duration::from_secs(10), fixture.admin.create_tenant("newcomer")).await;
+    let made = timeout(Duration::from_secs(10), fixture.admin.tenants().create("newcomer")).await;
     holding.release().await;
     assert!(made.is_ok_and(|made| made.is_ok()), "{HOST_HELD_UP}");
     fixture.finish().await;
@@ -1764,7 +1771,12 @@ async fn version_given_up(defect: Option<&Defect>) {
         &[of_version(0, "k1", 1, "park"), of_version(1, "k2", 2, "")],
     )
     .await;
-    fixture.admin.act_on_messages("acme", "orders", &of(Action::Discard, "k1")).await.unwrap();
+    fixture
+        .admin
+        .messages()
+        .act_on_messages("acme", "orders", &of(Action::Discard, "k1"))
+        .await
+        .unwrap();
     finish_in_order(fixture, &consumer).await;
 }
 
@@ -1804,7 +1816,7 @@ async fn used_often(defect: Option<&Defect>) {
     for number in 0..2 * CONNECTIONS + 1 {
         let tenant = fixture.tenant(&format!("tenant-{number}"), "").await;
         all.push(Sessions::of(
-            fixture.admin.session_target(&tenant).unwrap(),
+            fixture.admin.tenant_databases().session_target(&tenant).unwrap(),
             &SessionSettings::default(),
             budget.clone(),
         ));
@@ -1968,7 +1980,12 @@ async fn redriven(defect: Option<&Defect>) {
     letter.headers.push(("causation".to_owned(), b"c-1".to_vec()));
     deliver(&host, &[letter]).await;
     let first = given.lock().unwrap().len();
-    fixture.admin.act_on_messages("acme", "orders", &of(Action::Redrive, "a")).await.unwrap();
+    fixture
+        .admin
+        .messages()
+        .act_on_messages("acme", "orders", &of(Action::Redrive, "a"))
+        .await
+        .unwrap();
     fixture.retry_until_settled(&host).await;
     let given = given.lock().unwrap().clone();
     assert_eq!(given.len(), first + 1);
@@ -1983,7 +2000,12 @@ async fn redriven_twice(defect: Option<&Defect>) {
     let host = fixture.host(&consumer);
     deliver(&host, &[record(0, "a", "park")]).await;
     fixture.execute("UPDATE oncebox.inbox SET payload = ''").await;
-    fixture.admin.act_on_messages("acme", "orders", &of(Action::Redrive, "a")).await.unwrap();
+    fixture
+        .admin
+        .messages()
+        .act_on_messages("acme", "orders", &of(Action::Redrive, "a"))
+        .await
+        .unwrap();
     fixture.check_rows().await;
     fixture.retry_until_settled(&host).await;
     // Someone who had chosen the same message before.
@@ -2004,7 +2026,7 @@ async fn edit(
     as_of: Option<DateTime<Utc>>,
 ) -> Result<(), InboxError> {
     let edit = Edit { payload: payload.into(), reason: "a test".to_owned(), as_of };
-    fixture.admin.edit_message("acme", "orders", "a", &edit).await
+    fixture.admin.messages().edit_message("acme", "orders", "a", &edit).await
 }
 
 /// A dead letter of which nothing was kept comes again, first with another payload.
@@ -2052,7 +2074,12 @@ async fn discarded(defect: Option<&Defect>) {
     let fixture = fixture(defect).await;
     let consumer = fixture.simple(TRAIL, BY_KEY).await;
     deliver(&fixture.host(&consumer), &[of_key(0, "k1", "park"), of_key(1, "k2", "")]).await;
-    fixture.admin.act_on_messages("acme", "orders", &of(Action::Discard, "k1")).await.unwrap();
+    fixture
+        .admin
+        .messages()
+        .act_on_messages("acme", "orders", &of(Action::Discard, "k1"))
+        .await
+        .unwrap();
     finish_in_order(fixture, &consumer).await;
 }
 
@@ -2067,11 +2094,11 @@ async fn discard_beside_a_claim(defect: Option<&Defect>) {
     });
     fixture.control.gate("live").reached(1).await;
     let discard = of(Action::Discard, "k1");
-    let first = fixture.admin.act_on_messages("acme", "orders", &discard).await.unwrap();
+    let first = fixture.admin.messages().act_on_messages("acme", "orders", &discard).await.unwrap();
     fixture.control.gate("live").open();
     live.await.unwrap();
     if first.left > 0 {
-        fixture.admin.act_on_messages("acme", "orders", &discard).await.unwrap();
+        fixture.admin.messages().act_on_messages("acme", "orders", &discard).await.unwrap();
     }
     finish_in_order(fixture, &consumer).await;
 }

@@ -7,7 +7,9 @@ use std::{
 
 use anyhow::{Result, bail};
 use clap::Args;
-use oncebox_api::wire::{Consumer, NewPolicy, NothingMore, PolicyChange, PolicyDifference};
+use oncebox_api::wire::{
+    ConsumerBody, NewPolicy, NothingMore, PolicyChangeBody, PolicyDifferenceBody,
+};
 use oncebox_devkit::policy_file::{policy_object, read_policy};
 use oncebox_devkit::{
     api::{Api, with_query},
@@ -40,7 +42,7 @@ pub(super) async fn set_policy(api: &Api, args: &SetArgs, json: bool) -> Result<
     let SetArgs { of, policy, yes, patience } = args;
     let policy =
         policy_object(&read_policy(&of.tenant, &of.name, policy, &|path| std::fs::read(path))?)?;
-    let mut change: PolicyChange = api
+    let mut change: PolicyChangeBody = api
         .put_json(&of.path(&["policy"]), &NewPolicy { policy: policy.clone(), accept: *yes })
         .await?;
     if !json {
@@ -58,7 +60,7 @@ pub(super) async fn set_policy(api: &Api, args: &SetArgs, json: bool) -> Result<
     }
     let consumer = wait(api, of, For::Work, patience, json).await?;
     match (json, consumer) {
-        (true, Some(consumer)) => output::json(&PolicyChange { consumer, ..change }),
+        (true, Some(consumer)) => output::json(&PolicyChangeBody { consumer, ..change }),
         (true, None) => output::json(&change),
         (false, _) => {
             println!("the policy of consumer {} is changed", of.shown());
@@ -67,11 +69,11 @@ pub(super) async fn set_policy(api: &Api, args: &SetArgs, json: bool) -> Result<
     }
 }
 
-fn show(of: &Named, change: &PolicyChange) {
+fn show(of: &Named, change: &PolicyChangeBody) {
     if change.differences.is_empty() {
         println!("the policy of consumer {} is that already", of.shown());
     }
-    for PolicyDifference { key, before, after } in &change.differences {
+    for PolicyDifferenceBody { key, before, after } in &change.differences {
         println!("  {key}: {} -> {}", value(before.as_ref()), value(after.as_ref()));
     }
     for consequence in &change.consequences {
@@ -101,7 +103,7 @@ pub(super) fn ask(json: bool, question: &str) -> Result<()> {
 /// Sends a consumer the verb of another state, and waits for the hosts.
 pub(super) async fn state(api: &Api, of: &Waited, verb: &str, what: For, json: bool) -> Result<()> {
     let Waited { of, patience } = of;
-    let asked: Consumer = api.post(&of.path(&[verb]), &NothingMore {}).await?;
+    let asked: ConsumerBody = api.post(&of.path(&[verb]), &NothingMore {}).await?;
     let consumer = wait(api, of, what, patience, json).await?.unwrap_or(asked);
     if json {
         return output::json(&consumer);
@@ -113,11 +115,13 @@ pub(super) async fn state(api: &Api, of: &Waited, verb: &str, what: For, json: b
 /// Deletes a consumer, and waits for the hosts.
 pub(super) async fn delete(api: &Api, of: &Waited, confirm: &str, json: bool) -> Result<()> {
     let Waited { of, patience } = of;
-    let asked: Consumer =
+    let asked: ConsumerBody =
         api.delete(&with_query(&of.path(&[]), &[("confirm", Some(confirm.to_owned()))])).await?;
     let left = wait(api, of, For::Gone, patience, json).await?;
     if json {
-        return output::json(&left.unwrap_or(Consumer { state: "deleted".to_owned(), ..asked }));
+        return output::json(
+            &left.unwrap_or(ConsumerBody { state: "deleted".to_owned(), ..asked }),
+        );
     }
     match left {
         Some(_) => println!("consumer {} is being deleted", of.shown()),

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, anyhow, bail};
 use chrono::{DateTime, Utc};
 use clap::Args;
-use oncebox_api::wire::{Consumer, NewOffset, NewSeek, SeekEdge, SeekPartition, SeekPlan};
+use oncebox_api::wire::{ConsumerBody, NewOffset, NewSeek, SeekEdge, SeekPartition, SeekPlan};
 use oncebox_devkit::{api::Api, output};
 
 use super::{
@@ -36,7 +36,7 @@ pub(crate) struct SeekArgs {
 pub(super) async fn run(api: &Api, args: &SeekArgs, json: bool) -> Result<()> {
     let SeekArgs { of, patience, .. } = args;
     if args.cancel {
-        let consumer: Consumer = api.delete(&of.path(&["seek"])).await?;
+        let consumer: ConsumerBody = api.delete(&of.path(&["seek"])).await?;
         if json {
             return output::json(&consumer);
         }

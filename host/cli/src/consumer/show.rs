@@ -1,7 +1,7 @@
 //! Output of consumers and their policies.
 
 use anyhow::{Context, Result};
-use oncebox_api::wire::{Consumer, Duplicates, HostRun};
+use oncebox_api::wire::{ConsumerBody, DuplicatesBody, HostConsumerStatusBody};
 use oncebox_devkit::{api::Api, output};
 use oncebox_model::policy::Policy;
 
@@ -10,7 +10,7 @@ use super::Named;
 /// Number of open messages above which they are not counted.
 const OPEN_MAX: i64 = 10_000;
 
-fn readable(consumer: &Consumer) -> Result<Policy> {
+fn readable(consumer: &ConsumerBody) -> Result<Policy> {
     let unreadable = || {
         format!("the policy of consumer `{}/{}` is not readable", consumer.tenant, consumer.name)
     };
@@ -18,7 +18,7 @@ fn readable(consumer: &Consumer) -> Result<Policy> {
 }
 
 /// Returns the state that a consumer is to have, in a word.
-pub(super) fn state(consumer: &Consumer) -> &str {
+pub(super) fn state(consumer: &ConsumerBody) -> &str {
     match () {
         () if consumer.tenant_state != "active" => &consumer.tenant_state,
         () if consumer.quarantine.is_some() => "quarantined",
@@ -28,7 +28,7 @@ pub(super) fn state(consumer: &Consumer) -> &str {
 }
 
 /// Prints a list of consumers.
-pub(super) fn list(consumers: &[Consumer], json: bool) -> Result<()> {
+pub(super) fn list(consumers: &[ConsumerBody], json: bool) -> Result<()> {
     if json {
         return output::json(&consumers);
     }
@@ -63,7 +63,7 @@ pub(super) fn list(consumers: &[Consumer], json: bool) -> Result<()> {
 
 /// Prints one consumer, with the hosts.
 pub(super) async fn one(api: &Api, of: &Named, json: bool) -> Result<()> {
-    let consumer: Consumer = api.get(&of.path(&[])).await?;
+    let consumer: ConsumerBody = api.get(&of.path(&[])).await?;
     if json {
         return output::json(&consumer);
     }
@@ -92,7 +92,7 @@ pub(super) async fn one(api: &Api, of: &Named, json: bool) -> Result<()> {
     Ok(())
 }
 
-fn counted(duplicates: &Duplicates) -> String {
+fn counted(duplicates: &DuplicatesBody) -> String {
     let since = output::time(duplicates.since);
     match duplicates.last_at {
         Some(last_at) => {
@@ -102,11 +102,11 @@ fn counted(duplicates: &Duplicates) -> String {
     }
 }
 
-fn hosts(hosts: &[HostRun]) {
+fn hosts(hosts: &[HostConsumerStatusBody]) {
     if hosts.is_empty() {
         return println!("no host is running");
     }
-    let cells = |host: &HostRun| {
+    let cells = |host: &HostConsumerStatusBody| {
         let revision = if host.revision < 0 { String::new() } else { host.revision.to_string() };
         vec![
             host.host.clone(),
@@ -123,7 +123,7 @@ fn hosts(hosts: &[HostRun]) {
 
 /// Prints the policy, as a file that can be changed and set.
 pub(super) async fn policy(api: &Api, of: &Named, json: bool) -> Result<()> {
-    let consumer: Consumer = api.get(&of.path(&[])).await?;
+    let consumer: ConsumerBody = api.get(&of.path(&[])).await?;
     if json {
         return output::json(&consumer.policy);
     }
@@ -136,6 +136,6 @@ pub(super) async fn policy(api: &Api, of: &Named, json: bool) -> Result<()> {
 
 /// Prints an explanation of a consumer's policy.
 pub(super) async fn explain(api: &Api, of: &Named, json: bool) -> Result<()> {
-    let consumer: Consumer = api.get(&of.path(&[])).await?;
+    let consumer: ConsumerBody = api.get(&of.path(&[])).await?;
     crate::policy::explain(&readable(&consumer)?, json)
 }

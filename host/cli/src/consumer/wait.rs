@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use oncebox_api::wire::{Consumer, HostRun};
+use oncebox_api::wire::{ConsumerBody, HostConsumerStatusBody};
 use oncebox_devkit::{
     api::{Api, Refused},
     terminal,
@@ -47,11 +47,11 @@ pub(super) async fn wait(
     what: For,
     patience: &Patience,
     json: bool,
-) -> Result<Option<Consumer>> {
+) -> Result<Option<ConsumerBody>> {
     let deadline = Instant::now() + Duration::from_secs(patience.wait);
-    let (bar, mut consumer) = (spinner(), Option::<Consumer>::None);
+    let (bar, mut consumer) = (spinner(), Option::<ConsumerBody>::None);
     loop {
-        match api.get::<Consumer>(&of.path(&[])).await {
+        match api.get::<ConsumerBody>(&of.path(&[])).await {
             // A consumer that was made again under this name is another one.
             Ok(now)
                 if consumer.as_ref().is_none_or(|known| known.consumer_id == now.consumer_id) =>
@@ -91,7 +91,7 @@ pub(super) fn is_missing(error: &anyhow::Error) -> bool {
     error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 404)
 }
 
-fn is_done(consumer: &Consumer, what: For) -> Result<bool> {
+fn is_done(consumer: &ConsumerBody, what: For) -> Result<bool> {
     if what == For::Drained && consumer.state == "running" {
         bail!("consumer `{}/{}` was resumed meanwhile", consumer.tenant, consumer.name);
     }
@@ -101,7 +101,9 @@ fn is_done(consumer: &Consumer, what: For) -> Result<bool> {
         For::Sought => consumer.seek.is_none(),
         For::Rest | For::Work => true,
     };
-    let failing = |host: &&HostRun| host.state == "failing" && host.revision >= consumer.revision;
+    let failing = |host: &&HostConsumerStatusBody| {
+        host.state == "failing" && host.revision >= consumer.revision
+    };
     if let (true, Some(host)) =
         (matches!(what, For::Work | For::Sought) && is_set, consumer.hosts.iter().find(failing))
     {
@@ -114,7 +116,7 @@ fn is_done(consumer: &Consumer, what: For) -> Result<bool> {
     Ok(is_set && consumer.hosts.iter().all(|host| has_done(consumer, host, what)))
 }
 
-fn has_done(consumer: &Consumer, host: &HostRun, what: For) -> bool {
+fn has_done(consumer: &ConsumerBody, host: &HostConsumerStatusBody, what: For) -> bool {
     let is_there = match what {
         For::Rest | For::Drained => host.state == "stopped",
         _ => host.state != "starting" && host.state != "failing",
@@ -123,10 +125,10 @@ fn has_done(consumer: &Consumer, host: &HostRun, what: For) -> bool {
 }
 
 /// Describes in a line what is still missing.
-fn late(consumer: &Consumer, what: For) -> String {
+fn late(consumer: &ConsumerBody, what: For) -> String {
     let late =
         consumer.hosts.iter().filter(|host| what == For::Gone || !has_done(consumer, host, what));
-    let told = |host: &HostRun| match &host.error {
+    let told = |host: &HostConsumerStatusBody| match &host.error {
         Some(error) => format!("`{}` is {}: {error}", host.host, host.state),
         None => format!("`{}` is {}", host.host, host.state),
     };

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Result, bail};
 use clap::Args;
-use oncebox_api::wire::{TenantDeletion, TenantRemoval};
+use oncebox_api::wire::{TenantDeletion, TenantRemovalBody};
 use oncebox_devkit::{
     api::{Api, Refused, path},
     output,
@@ -34,9 +34,9 @@ pub(super) async fn run(api: &Api, args: DeleteArgs, json: bool) -> Result<()> {
         None => ask(&tenant)?,
     };
     let (route, body) = (path(&["tenants", &tenant]), TenantDeletion { confirm });
-    let mut before: Option<TenantRemoval> = None;
+    let mut before: Option<TenantRemovalBody> = None;
     loop {
-        let removal: TenantRemoval = match api.delete_with(&route, &body).await {
+        let removal: TenantRemovalBody = match api.delete_with(&route, &body).await {
             Ok(removal) => removal,
             // Another caller has completed the deletion.
             Err(error)
@@ -61,7 +61,7 @@ pub(super) async fn run(api: &Api, args: DeleteArgs, json: bool) -> Result<()> {
     output::done(json, &format!("tenant `{tenant}` is deleted; the audit log keeps who did what"))
 }
 
-fn shown(removal: &TenantRemoval) -> String {
+fn shown(removal: &TenantRemovalBody) -> String {
     if !removal.waiting_for.is_empty() {
         return format!("waiting for hosts to let go of it: {}", removal.waiting_for.join(", "));
     }

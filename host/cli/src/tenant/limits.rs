@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::Args;
-use oncebox_api::wire::{Tenant, TenantLimits};
+use oncebox_api::wire::{TenantBody, TenantLimitsBody};
 use oncebox_devkit::{
     api::{Api, path},
     output,
@@ -79,7 +79,7 @@ pub(super) async fn run(api: &Api, args: LimitsArgs, json: bool) -> Result<()> {
             (topics != "none").then(|| topics.split(',').map(str::trim).collect::<Vec<_>>());
         changes.insert("topics_allowed".to_owned(), topics.into());
     }
-    let row: Tenant = if changes.is_empty() {
+    let row: TenantBody = if changes.is_empty() {
         api.get(&path(&["tenants", &tenant])).await?
     } else {
         api.patch(&path(&["tenants", &tenant, "limits"]), &changes).await?
@@ -92,8 +92,8 @@ pub(super) async fn run(api: &Api, args: LimitsArgs, json: bool) -> Result<()> {
 }
 
 /// Returns one row for each limit.
-pub(super) fn rows(tenant: &Tenant) -> Vec<Vec<String>> {
-    let limits: &TenantLimits = &tenant.limits;
+pub(super) fn rows(tenant: &TenantBody) -> Vec<Vec<String>> {
+    let limits: &TenantLimitsBody = &tenant.limits;
     let or_none =
         |limit: Option<u64>| limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
     [

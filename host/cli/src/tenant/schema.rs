@@ -47,13 +47,13 @@ async fn apply(api: &Api, tenant: &str, paths: &[PathBuf], json: bool) -> Result
         .map(|path| Migration::read(path, &|path| std::fs::read(path)))
         .collect::<Result<_>>()?;
     let route = path(&["tenants", tenant, "migrations"]);
-    let known: Vec<wire::Migration> = api.get(&route).await?;
+    let known: Vec<wire::MigrationBody> = api.get(&route).await?;
     files.iter().try_for_each(|file| file.check(tenant, &known))?;
     let (before, new): (Vec<_>, Vec<_>) =
         files.iter().partition(|file| known.iter().any(|known| known.name == file.name));
     check(&new)?;
     for file in &new {
-        let _: wire::Migration = api
+        let _: wire::MigrationBody = api
             .post(&route, &file.to_send())
             .await
             .with_context(|| format!("`{}`", file.path.display()))?;
@@ -113,12 +113,12 @@ fn of_folder(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 async fn list(api: &Api, tenant: &str, json: bool) -> Result<()> {
-    let migrations: Vec<wire::Migration> =
+    let migrations: Vec<wire::MigrationBody> =
         api.get(&path(&["tenants", tenant, "migrations"])).await?;
     if json {
         return output::json(&migrations);
     }
-    let cells = |m: &wire::Migration| {
+    let cells = |m: &wire::MigrationBody| {
         vec![
             m.name.clone(),
             short(&m.digest).to_owned(),

@@ -1,7 +1,7 @@
 //! Two versions, side by side.
 
 use anyhow::Result;
-use oncebox_api::wire::{Deployment, Version, VersionDiff};
+use oncebox_api::wire::{DeploymentBody, VersionBody, VersionDiff};
 use oncebox_devkit::{output, upload::short};
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use super::show::{names, tools};
 /// A live deployment of either version, with its consumer.
 pub(super) struct Live {
     pub(super) consumer: String,
-    pub(super) deployment: Deployment,
+    pub(super) deployment: DeploymentBody,
 }
 
 pub(super) fn json(diff: &VersionDiff, live: &[Live]) -> Result<()> {
@@ -28,7 +28,7 @@ pub(super) fn print(diff: &VersionDiff, live: &[Live]) {
     let (before, after) = (&diff.before, &diff.after);
     println!("             {:<28} {}", short(&before.digest), short(&after.digest));
     row("size", &output::bytes(before.size), &output::bytes(after.size));
-    let imports = |version: &Version| names(version.report.as_ref(), "imports");
+    let imports = |version: &VersionBody| names(version.report.as_ref(), "imports");
     let (old, new) = (imports(before), imports(after));
     list("gained", new.iter().filter(|import| !old.contains(import)).cloned());
     list("lost", old.iter().filter(|import| !new.contains(import)).cloned());
@@ -37,14 +37,15 @@ pub(super) fn print(diff: &VersionDiff, live: &[Live]) {
     }
     for (name, keys) in [("language", &["languages"][..]), ("made with", &["processed_by", "sdks"])]
     {
-        let of = |version: &Version| {
+        let of = |version: &VersionBody| {
             let report = version.report.clone().unwrap_or(Value::Null);
             keys.iter().flat_map(|key| tools(&report, key)).collect::<Vec<_>>().join(", ")
         };
         row(name, &of(before), &of(after));
     }
-    let ms =
-        |version: &Version| version.compile_ms.map_or_else(String::new, |ms| format!("{ms} ms"));
+    let ms = |version: &VersionBody| {
+        version.compile_ms.map_or_else(String::new, |ms| format!("{ms} ms"))
+    };
     row("compiled in", &ms(before), &ms(after));
     for live in live {
         let deployment = &live.deployment;

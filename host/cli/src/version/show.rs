@@ -1,17 +1,17 @@
 //! Output of a version, for operators.
 
-use oncebox_api::wire::Version;
+use oncebox_api::wire::VersionBody;
 use oncebox_devkit::output;
 use serde_json::Value;
 
 /// Returns the imports of a component, which are all that it can do.
-pub(crate) fn imports(version: &Version) -> String {
+pub(crate) fn imports(version: &VersionBody) -> String {
     let imports = names(version.report.as_ref(), "imports");
     if imports.is_empty() { "nothing".to_owned() } else { imports.join(", ") }
 }
 
 /// Prints everything that is known of a version.
-pub(super) fn print(version: &Version) {
+pub(super) fn print(version: &VersionBody) {
     let report = version.report.as_ref();
     line("handler", &version.handler);
     line("version", &version.digest);

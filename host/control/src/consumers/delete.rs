@@ -10,16 +10,17 @@ use crate::{
     audit::Subject,
     consumers::{
         Consumer,
-        state::{Standing, late_hosts},
+        state::{DesiredState, late_hosts},
     },
-    control::Admin,
+    control::Control,
+    handles::Reconciliation,
 };
 
 /// Inbox rows that are removed in one transaction.
 const BATCH: i64 = 5_000;
 
 /// The progress of a consumer's removal.
-pub enum RemovalTurn {
+pub enum DeletionStep {
     /// None: the consumer is gone, or another host removes it.
     None,
     /// Waiting for these hosts, which still run the consumer.
@@ -34,15 +35,19 @@ pub enum RemovalTurn {
 pub struct LastOfConsumer {
     /// Consumer, with its policy.
     pub consumer: Consumer,
-    admin: Admin,
+    admin: Control,
     tx: sqlx::Transaction<'static, Postgres>,
 }
 
-impl Admin {
+impl Reconciliation<'_> {
     /// Removes some of the rows of a consumer that is being deleted, once no live host runs it.
-    pub async fn removal_turn(&self, standing: &Standing) -> Result<RemovalTurn, InboxError> {
-        let consumer_id = standing.consumer_id;
-        let mut tx = self.pool.begin().await?;
+    /// Returns the progress.
+    ///
+    /// # Errors
+    /// An error of the host's database or of the tenant's.
+    pub async fn delete_some(&self, desired: &DesiredState) -> Result<DeletionStep, InboxError> {
+        let consumer_id = desired.consumer_id;
+        let mut tx = self.0.pool.begin().await?;
         sqlx::query("SET LOCAL idle_in_transaction_session_timeout = '60s'")
             .execute(&mut *tx)
             .await?;
@@ -51,23 +56,23 @@ impl Admin {
         let Some(revision) =
             sqlx::query_scalar(LOCK).bind(consumer_id).fetch_optional(&mut *tx).await?
         else {
-            return Ok(RemovalTurn::None);
+            return Ok(DeletionStep::None);
         };
         let late = late_hosts(&mut tx, consumer_id, revision, true).await?;
         if !late.is_empty() {
             tx.rollback().await?;
-            return Ok(RemovalTurn::Waits(late));
+            return Ok(DeletionStep::Waits(late));
         }
-        let removed = self.remove_some(&standing.tenant, consumer_id).await?;
+        let removed = self.remove_some(&desired.tenant, consumer_id).await?;
         if removed > 0 {
             hooks::point("consumer:delete:batch");
             tx.rollback().await?; // it was begun for its lock
-            return Ok(RemovalTurn::Removed(removed));
+            return Ok(DeletionStep::Removed(removed));
         }
-        let Some(consumer) = self.consumer_by_id(consumer_id).await? else {
-            return Ok(RemovalTurn::None);
+        let Some(consumer) = self.0.consumers().by_id(consumer_id).await? else {
+            return Ok(DeletionStep::None);
         };
-        Ok(RemovalTurn::Last(Box::new(LastOfConsumer { consumer, admin: self.clone(), tx })))
+        Ok(DeletionStep::Last(Box::new(LastOfConsumer { consumer, admin: self.0.clone(), tx })))
     }
 
     /// Removes a batch of the consumer's messages, and after the last batch what is stored beside
@@ -78,18 +83,18 @@ impl Admin {
                 WHERE consumer_id = $1 LIMIT $2) d \
             WHERE i.consumer_id = $1 AND i.message_id = d.message_id AND i.retention_class = \
             d.retention_class AND i.bucket = d.bucket";
-        let tenant = self.tenant(tenant).await?;
+        let tenant = self.0.tenants().get(tenant).await?;
         // A tenant's own database must have the state before any row is removed there.
-        self.mirror(&tenant).await?;
-        let place = self.place(&tenant)?;
+        self.0.tenant_databases().replicate(&tenant).await?;
+        let database = self.0.tenant_databases().get(&tenant)?;
         let removed = sqlx::query(REMOVE)
             .bind(consumer_id)
             .bind(BATCH)
-            .execute(&place.pool)
+            .execute(&database.pool)
             .await?
             .rows_affected();
         if removed == 0 {
-            remove_beside_messages(&place.pool, consumer_id).await?;
+            remove_beside_messages(&database.pool, consumer_id).await?;
         }
         Ok(removed)
     }
@@ -97,7 +102,7 @@ impl Admin {
 
 /// Removes what is stored beside a consumer's messages, once the messages are gone.
 pub(crate) async fn remove_beside_messages(
-    place: &PgPool,
+    database: &PgPool,
     consumer_id: i32,
 ) -> Result<(), InboxError> {
     const REMOVE: [&str; 5] = [
@@ -108,13 +113,16 @@ pub(crate) async fn remove_beside_messages(
         "DELETE FROM oncebox.probation WHERE consumer_id = $1",
     ];
     for statement in REMOVE {
-        sqlx::query(statement).bind(consumer_id).execute(place).await?;
+        sqlx::query(statement).bind(consumer_id).execute(database).await?;
     }
     Ok(())
 }
 
 impl LastOfConsumer {
     /// Removes the consumer's deployments and its own row. `details` are kept in the audit log.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn remove(mut self, details: Value) -> Result<(), InboxError> {
         let Consumer { consumer_id, tenant, name, .. } = &self.consumer;
         hooks::point("consumer:delete:last");
@@ -129,7 +137,8 @@ impl LastOfConsumer {
         }
         let details = json!({ "consumer_id": consumer_id, "more": details });
         self.admin
-            .audit(&mut self.tx, "consumer.deleted", Subject::of(tenant, name), details)
+            .audit()
+            .record(&mut self.tx, "consumer.deleted", Subject::of(tenant, name), details)
             .await?;
         Ok(self.tx.commit().await?)
     }

@@ -11,7 +11,11 @@ pub(crate) mod seek;
 // Deletion of a consumer.
 pub(crate) mod delete;
 
-use oncebox_model::{error::InboxError, policy::Policy};
+use oncebox_model::{
+    error::InboxError,
+    policy::Policy,
+    status::{ConsumerState, TenantState},
+};
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 
@@ -21,11 +25,12 @@ use self::{
 };
 use crate::{
     audit::Subject,
-    control::{Admin, check_name, taken},
+    control::{check_name, taken},
     database::{
         locks::{self, HostLock},
         schema,
     },
+    handles::Consumers,
 };
 
 /// A consumer's row.
@@ -43,8 +48,8 @@ pub struct Consumer {
     /// Policy, as stored.
     #[serde(serialize_with = "without_secrets")]
     pub policy: Value,
-    /// State: `running`, `paused`, `draining` or `deleting`.
-    pub state: String,
+    /// State.
+    pub state: ConsumerState,
     /// Number of the latest change of policy or state.
     pub revision: i64,
     /// Generation of its deployments.
@@ -53,7 +58,7 @@ pub struct Consumer {
     #[sqlx(json(nullable))]
     pub seek: Option<Seek>,
     /// State of its tenant; a consumer runs only while this is `active`.
-    pub tenant_state: String,
+    pub tenant_state: TenantState,
     /// Quarantine that keeps hosts from starting it, if any.
     #[sqlx(json(nullable))]
     pub quarantine: Option<Quarantine>,
@@ -69,6 +74,9 @@ impl Consumer {
     }
 
     /// Returns the policy, parsed.
+    ///
+    /// # Errors
+    /// `Invalid` where the stored policy is not readable.
     pub fn policy(&self) -> Result<Policy, InboxError> {
         serde_json::from_value(self.policy.clone()).map_err(|error| {
             InboxError::Invalid(format!(
@@ -90,9 +98,13 @@ fn select(what: &str) -> sqlx::AssertSqlSafe<String> {
     ))
 }
 
-impl Admin {
-    /// Creates a consumer with its policy.
-    pub async fn create_consumer(
+impl Consumers<'_> {
+    /// Creates a consumer with its policy. Returns the consumer.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such tenant. `Invalid` for a bad name or policy. `Conflict` for
+    /// a name or a group in use, or where the tenant is being deleted.
+    pub async fn create(
         &self,
         tenant: &str,
         name: &str,
@@ -100,14 +112,14 @@ impl Admin {
     ) -> Result<Consumer, InboxError> {
         check_name("consumer", name)?;
         policy.check_apart().await?;
-        let tenant = self.tenant(tenant).await?;
-        if tenant.state == "deleting" {
+        let tenant = self.0.tenants().get(tenant).await?;
+        if tenant.state.is_deleting() {
             return Err(InboxError::conflict(format!("tenant `{}` is being deleted", tenant.name)));
         }
         // The partitions exist before the row does: with the row, hosts begin to claim messages of
         // it.
-        schema::ensure_partitions_for(&self.pool, &[policy.retention.class()]).await?;
-        let mut tx = self.pool.begin().await?;
+        schema::ensure_partitions_for(&self.0.pool, &[policy.retention.class()]).await?;
+        let mut tx = self.0.pool.begin().await?;
         group_is_free(&mut tx, &tenant.name, name, policy).await?;
         const INSERT: &str = "INSERT INTO oncebox.consumer (tenant_id, name, policy, \
             retention_class) VALUES ($1, $2, $3, $4)";
@@ -119,20 +131,30 @@ impl Admin {
             .execute(&mut *tx)
             .await
             .map_err(|error| taken(error, "consumer", name))?;
-        self.audit(&mut tx, "consumer.create", Subject::of(&tenant.name, name), json!({})).await?;
+        self.0
+            .audit()
+            .record(&mut tx, "consumer.create", Subject::of(&tenant.name, name), json!({}))
+            .await?;
         tx.commit().await?;
-        self.consumer(&tenant.name, name).await
+        self.get(&tenant.name, name).await
     }
 
     /// Lists all consumers, by tenant and name.
-    pub async fn consumers(&self) -> Result<Vec<Consumer>, InboxError> {
-        Ok(sqlx::query_as(select("ORDER BY t.name, c.name")).fetch_all(&self.pool).await?)
+    ///
+    /// # Errors
+    /// An error of the host's database.
+    pub async fn list(&self) -> Result<Vec<Consumer>, InboxError> {
+        Ok(sqlx::query_as(select("ORDER BY t.name, c.name")).fetch_all(&self.0.pool).await?)
     }
 
     /// Returns one consumer.
-    pub async fn consumer(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such consumer, or an error of the host's database.
+    pub async fn get(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
         let one = select("WHERE t.name = $1 AND c.name = $2");
-        let found = sqlx::query_as(one).bind(tenant).bind(name).fetch_optional(&self.pool).await?;
+        let found =
+            sqlx::query_as(one).bind(tenant).bind(name).fetch_optional(&self.0.pool).await?;
         found.ok_or_else(|| {
             InboxError::NotFound(format!(
                 "there is no consumer `{tenant}/{name}`; `oncebox \
@@ -142,15 +164,18 @@ impl Admin {
     }
 
     /// Reads a consumer by its key. A later consumer with an equal name has another key.
-    pub async fn consumer_by_id(&self, consumer_id: i32) -> Result<Option<Consumer>, InboxError> {
+    ///
+    /// # Errors
+    /// An error of the host's database.
+    pub async fn by_id(&self, consumer_id: i32) -> Result<Option<Consumer>, InboxError> {
         let one = select("WHERE c.consumer_id = $1");
-        Ok(sqlx::query_as(one).bind(consumer_id).fetch_optional(&self.pool).await?)
+        Ok(sqlx::query_as(one).bind(consumer_id).fetch_optional(&self.0.pool).await?)
     }
 }
 
 /// Reads a consumer in an open transaction. A caller that holds the consumer's lock must not wait
 /// for another connection: all connections may be held by callers that wait for the lock.
-pub(crate) async fn consumer_in(
+pub(crate) async fn lock_consumer(
     connection: &mut PgConnection,
     consumer: &Consumer,
 ) -> Result<Consumer, InboxError> {

@@ -12,9 +12,9 @@ use sqlx::PgConnection;
 
 use crate::{
     audit::Subject,
-    consumers::{Consumer, HIDDEN, consumer_in, group_is_free, shown, state::lock},
-    control::Admin,
+    consumers::{Consumer, HIDDEN, group_is_free, lock_consumer, shown, state::lock},
     deployments::{check::check_limits, select},
+    handles::Consumers,
 };
 
 /// One key of a policy that changes.
@@ -50,9 +50,13 @@ pub struct PolicyChange {
     pub is_made: bool,
 }
 
-impl Admin {
+impl Consumers<'_> {
     /// Sets the policy of a consumer. Hosts finish the batches that they run under the policy
     /// before.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such consumer. `Conflict` where it is being deleted, or where
+    /// its group is another consumer's.
     pub async fn set_policy(
         &self,
         tenant: &str,
@@ -60,19 +64,19 @@ impl Admin {
         mut policy: Policy,
         accept: bool,
     ) -> Result<PolicyChange, InboxError> {
-        let consumer = self.consumer(tenant, name).await?;
+        let consumer = self.get(tenant, name).await?;
         // Before the lock: a caller that waits for a slot holds neither a connection nor a row
         // lock.
         policy.check_apart().await?;
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.0.pool.begin().await?;
         let (state, ..) = lock(&mut tx, &consumer).await?;
-        if state == "deleting" {
+        if state.is_deleting() {
             return Err(InboxError::conflict(format!(
                 "consumer `{tenant}/{name}` is being deleted"
             )));
         }
         // The row under the lock.
-        let consumer = consumer_in(&mut tx, &consumer).await?;
+        let consumer = lock_consumer(&mut tx, &consumer).await?;
         keep_hidden(&mut policy, &consumer.policy)?;
         policy.check_but_schemas()?;
         // A policy that cannot be read is the one that needs a change most.
@@ -97,10 +101,13 @@ impl Admin {
             WHERE consumer_id = $1";
         sqlx::query(SET).bind(consumer.consumer_id).bind(json!(policy)).execute(&mut *tx).await?;
         let details = json!({ "changes": differences, "accepted": consequences });
-        self.audit(&mut tx, "consumer.policy", Subject::of(tenant, name), details).await?;
+        self.0
+            .audit()
+            .record(&mut tx, "consumer.policy", Subject::of(tenant, name), details)
+            .await?;
         tx.commit().await?;
-        self.announce(&consumer).await;
-        let consumer = self.consumer(tenant, name).await?;
+        self.0.deployments().announce(&consumer).await;
+        let consumer = self.get(tenant, name).await?;
         Ok(PolicyChange { consumer, differences, consequences, is_made: true })
     }
 }
@@ -153,8 +160,19 @@ fn leaves(value: &Value) -> BTreeMap<String, Value> {
     found
 }
 
+/// Returns the consequences of a change of policy that an operator must accept first.
 fn consequences(consumer: &Consumer, before: &Policy, after: &Policy) -> Vec<Consequence> {
     let mut all = Vec::new();
+    of_identity(consumer, before, after, &mut all);
+    of_topics(before, after, &mut all);
+    of_ack(before, after, &mut all);
+    of_order(before, after, &mut all);
+    of_dedup(before, after, &mut all);
+    all
+}
+
+/// Adds the consequences of another group and other message ids.
+fn of_identity(consumer: &Consumer, before: &Policy, after: &Policy, all: &mut Vec<Consequence>) {
     let mut say = |key, text: String| all.push(Consequence { key, text });
     let group = |policy: &Policy| policy.group(&consumer.tenant, &consumer.name);
     if group(before) != group(after) {
@@ -181,6 +199,11 @@ fn consequences(consumer: &Consumer, before: &Policy, after: &Policy) -> Vec<Con
                 .to_owned(),
         );
     }
+}
+
+/// Adds the consequences of more or fewer topics.
+fn of_topics(before: &Policy, after: &Policy, all: &mut Vec<Consequence>) {
+    let mut say = |key, text: String| all.push(Consequence { key, text });
     let added: Vec<_> = after
         .topics
         .iter()
@@ -211,6 +234,11 @@ fn consequences(consumer: &Consumer, before: &Policy, after: &Policy) -> Vec<Con
             ),
         );
     }
+}
+
+/// Adds the consequences of another time of the ack.
+fn of_ack(before: &Policy, after: &Policy, all: &mut Vec<Consequence>) {
+    let mut say = |key, text: String| all.push(Consequence { key, text });
     match (before.ack, after.ack) {
         (Ack::AfterCommit, Ack::AfterInsert) => say(
             "ack",
@@ -229,6 +257,11 @@ fn consequences(consumer: &Consumer, before: &Policy, after: &Policy) -> Vec<Con
         }
         _ => {}
     }
+}
+
+/// Adds the consequences of another order or sequence.
+fn of_order(before: &Policy, after: &Policy, all: &mut Vec<Consequence>) {
+    let mut say = |key, text: String| all.push(Consequence { key, text });
     if before.order != after.order {
         say(
             "order",
@@ -248,6 +281,11 @@ fn consequences(consumer: &Consumer, before: &Policy, after: &Policy) -> Vec<Con
                 .to_owned(),
         );
     }
+}
+
+/// Adds the consequences of deduplication switched on or off.
+fn of_dedup(before: &Policy, after: &Policy, all: &mut Vec<Consequence>) {
+    let mut say = |key, text: String| all.push(Consequence { key, text });
     match (before.dedup, after.dedup) {
         (Dedup::Inbox, Dedup::Off) => say(
             "dedup",
@@ -264,7 +302,6 @@ fn consequences(consumer: &Consumer, before: &Policy, after: &Policy) -> Vec<Con
         }
         _ => {}
     }
-    all
 }
 
 /// Returns the error for a change of `retention`. Rows stay in their retention class, and a claim
@@ -326,11 +363,11 @@ mod tests {
             tenant: "acme".to_owned(),
             name: "orders".to_owned(),
             policy: Value::Null,
-            state: "running".to_owned(),
+            state: oncebox_model::status::ConsumerState::Running,
             revision: 0,
             generation: 0,
             seek: None,
-            tenant_state: "active".to_owned(),
+            tenant_state: oncebox_model::status::TenantState::Active,
             quarantine: None,
             created_at: chrono::DateTime::UNIX_EPOCH,
         }

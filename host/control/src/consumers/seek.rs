@@ -11,10 +11,11 @@ use sqlx::{Postgres, types::Json};
 use crate::{
     audit::Subject,
     consumers::{
-        Consumer, consumer_in,
+        Consumer, lock_consumer,
         state::{late_hosts, lock},
     },
-    control::Admin,
+    control::Control,
+    handles::{Consumers, Reconciliation},
 };
 
 /// The offsets at which a group is to continue.
@@ -55,13 +56,17 @@ pub struct SeekInHand {
     pub consumer: Consumer,
     /// Offsets to set.
     pub offsets: Vec<SeekOffset>,
-    admin: Admin,
+    admin: Control,
     tx: sqlx::Transaction<'static, Postgres>,
 }
 
-impl Admin {
+impl Consumers<'_> {
     /// Requests a seek. A repeated request with equal offsets changes nothing. Another one is
-    /// refused while the first is under way.
+    /// refused while the first is under way. Returns the consumer.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such consumer. `Conflict` where it is being deleted or drained,
+    /// or where another seek is under way.
     pub async fn begin_seek(
         &self,
         tenant: &str,
@@ -69,16 +74,16 @@ impl Admin {
         offsets: Vec<SeekOffset>,
         details: Value,
     ) -> Result<Consumer, InboxError> {
-        let consumer = self.consumer(tenant, name).await?;
-        let mut tx = self.pool.begin().await?;
+        let consumer = self.get(tenant, name).await?;
+        let mut tx = self.0.pool.begin().await?;
         let (state, _, sought) = lock(&mut tx, &consumer).await?;
-        if !["running", "paused"].contains(&state.as_str()) {
+        if !state.allows_seek() {
             return Err(InboxError::conflict(format!(
                 "consumer `{tenant}/{name}` is {state}; a seek needs one that runs or is paused"
             )));
         }
         if sought {
-            let under_way = consumer_in(&mut tx, &consumer).await?;
+            let under_way = lock_consumer(&mut tx, &consumer).await?;
             return if under_way.seek.as_ref().is_some_and(|seek| seek.offsets == offsets) {
                 Ok(under_way)
             } else {
@@ -88,39 +93,53 @@ impl Admin {
                 )))
             };
         }
-        let seek = Seek { offsets, by: self.actor.clone(), at: Utc::now() };
+        let seek = Seek { offsets, by: self.0.actor.clone(), at: Utc::now() };
         const SET: &str =
             "UPDATE oncebox.consumer SET seek = $2, revision = revision + 1 WHERE consumer_id = $1";
         sqlx::query(SET).bind(consumer.consumer_id).bind(Json(&seek)).execute(&mut *tx).await?;
-        self.audit(
-            &mut tx,
-            "consumer.seek",
-            Subject::of(tenant, name),
-            json!({ "offsets": seek.offsets, "plan": details }),
-        )
-        .await?;
+        self.0
+            .audit()
+            .record(
+                &mut tx,
+                "consumer.seek",
+                Subject::of(tenant, name),
+                json!({ "offsets": seek.offsets, "plan": details }),
+            )
+            .await?;
         tx.commit().await?;
-        self.announce(&consumer).await;
-        self.consumer(tenant, name).await
+        self.0.deployments().announce(&consumer).await;
+        self.get(tenant, name).await
     }
 
     /// Cancels a seek that is not complete. Waits for a host that is about to carry it out.
+    /// Returns the consumer.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such consumer, or an error of the host's database.
     pub async fn cancel_seek(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
-        let consumer = self.consumer(tenant, name).await?;
-        let mut tx = self.pool.begin().await?;
+        let consumer = self.get(tenant, name).await?;
+        let mut tx = self.0.pool.begin().await?;
         if !lock(&mut tx, &consumer).await?.2 {
-            return consumer_in(&mut tx, &consumer).await;
+            return lock_consumer(&mut tx, &consumer).await;
         }
         clear(&mut tx, consumer.consumer_id).await?;
-        self.audit(&mut tx, "consumer.seek.cancel", Subject::of(tenant, name), json!({})).await?;
+        self.0
+            .audit()
+            .record(&mut tx, "consumer.seek.cancel", Subject::of(tenant, name), json!({}))
+            .await?;
         tx.commit().await?;
-        self.announce(&consumer).await;
-        self.consumer(tenant, name).await
+        self.0.deployments().announce(&consumer).await;
+        self.get(tenant, name).await
     }
+}
 
+impl Reconciliation<'_> {
     /// Takes a seek for this host, once no live host runs the consumer.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn seek_turn(&self, consumer_id: i32) -> Result<SeekTurn, InboxError> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.0.pool.begin().await?;
         // A host that stops in the middle must not hold the lock for ever.
         sqlx::query("SET LOCAL idle_in_transaction_session_timeout = '60s'")
             .execute(&mut *tx)
@@ -138,21 +157,25 @@ impl Admin {
             tx.rollback().await?;
             return Ok(SeekTurn::Waits(late));
         }
-        let Some(consumer) = self.consumer_by_id(consumer_id).await? else {
+        let Some(consumer) = self.0.consumers().by_id(consumer_id).await? else {
             return Ok(SeekTurn::None);
         };
         let Some(Seek { offsets, .. }) = consumer.seek.clone() else { return Ok(SeekTurn::None) };
-        Ok(SeekTurn::Ours(Box::new(SeekInHand { consumer, offsets, admin: self.clone(), tx })))
+        Ok(SeekTurn::Ours(Box::new(SeekInHand { consumer, offsets, admin: self.0.clone(), tx })))
     }
 }
 
 impl SeekInHand {
     /// Records that the brokers have the offsets. The consumer then continues.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn done(mut self) -> Result<(), InboxError> {
         let Consumer { consumer_id, tenant, name, .. } = &self.consumer;
         clear(&mut self.tx, *consumer_id).await?;
         self.admin
-            .audit(
+            .audit()
+            .record(
                 &mut self.tx,
                 "consumer.seek.done",
                 Subject::of(tenant, name),
@@ -160,7 +183,7 @@ impl SeekInHand {
             )
             .await?;
         self.tx.commit().await?;
-        self.admin.announce(&self.consumer).await;
+        self.admin.deployments().announce(&self.consumer).await;
         Ok(())
     }
 }

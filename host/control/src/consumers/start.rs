@@ -16,7 +16,11 @@ use oncebox_model::{error::InboxError, hooks};
 use serde_json::json;
 use sqlx::PgConnection;
 
-use crate::{audit::Subject, control::Admin, hosts::GONE};
+use crate::{
+    audit::Subject,
+    handles::{Consumers, Reconciliation},
+    hosts::HEARTBEAT_TIMEOUT,
+};
 
 /// Hosts in a row that may end during the start of a policy that was survived before.
 const SUSPICIONS_MAX: i32 = 3;
@@ -126,9 +130,12 @@ impl Known {
     }
 }
 
-impl Admin {
+impl Reconciliation<'_> {
     /// Asks to start a consumer whose row the host read at a revision. The mark is committed before
     /// this returns.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn begin_start(
         &self,
         (host_id, host): (i64, &str),
@@ -150,7 +157,7 @@ impl Admin {
             ON CONFLICT (consumer_id, host_id) DO UPDATE SET policy_revision = \
             excluded.policy_revision, is_unproven = excluded.is_unproven, \
                 is_settling = false, started_at = now()";
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.0.pool.begin().await?;
         // This lock comes before any row: an evaluation of gone hosts locks the table against all
         // others, and then changes rows.
         sqlx::query("LOCK TABLE oncebox.start_mark IN ROW EXCLUSIVE MODE")
@@ -205,13 +212,16 @@ impl Admin {
     }
 
     /// Ends that part of a start which one consumer of a host has to itself.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn start_settles(&self, start: &Start) -> Result<(), InboxError> {
         const SETTLES: &str = "UPDATE oncebox.start_mark SET is_settling = true WHERE consumer_id \
             = $1 AND host_id = $2";
         sqlx::query(SETTLES)
             .bind(start.consumer_id)
             .bind(start.host_id)
-            .execute(&self.pool)
+            .execute(&self.0.pool)
             .await?;
         Ok(())
     }
@@ -219,6 +229,9 @@ impl Admin {
     /// Ends a start that the host has survived. Where the host was silent for so long that it was
     /// taken for gone, the consequences are undone. With `proven_by`, the build has survived the
     /// whole start, and the policy is proven for it.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn end_start(
         &self,
         start: &Start,
@@ -236,7 +249,7 @@ impl Admin {
             quarantined_revision = $3, false) AS mine \
                 FROM oncebox.consumer_start WHERE consumer_id = $1 FOR NO KEY UPDATE) s WHERE \
                 consumer_id = s.id";
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.0.pool.begin().await?;
         const OVER: &str = "DELETE FROM oncebox.start_mark WHERE consumer_id = $1 AND host_id = $2";
         let over =
             sqlx::query(OVER).bind(start.consumer_id).bind(start.host_id).execute(&mut *tx).await?;
@@ -254,13 +267,16 @@ impl Admin {
 
     /// Evaluates the marks of hosts that are gone. Returns each consumer that is quarantined by
     /// that, once.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn judge_gone_starts(&self) -> Result<Vec<Quarantined>, InboxError> {
         let gone = format!(
             "FROM oncebox.start_mark m WHERE NOT EXISTS (SELECT FROM oncebox.host h WHERE \
-                h.host_id = m.host_id AND h.seen_at > now() - {GONE})"
+                h.host_id = m.host_id AND h.seen_at > now() - {HEARTBEAT_TIMEOUT})"
         );
         let ask = sqlx::AssertSqlSafe(format!("SELECT EXISTS (SELECT {gone})"));
-        if !sqlx::query_scalar::<_, bool>(ask).fetch_one(&self.pool).await? {
+        if !sqlx::query_scalar::<_, bool>(ask).fetch_one(&self.0.pool).await? {
             return Ok(Vec::new());
         }
         let judge = format!(
@@ -289,7 +305,7 @@ impl Admin {
              oncebox.consumer c USING (consumer_id) \
                 JOIN oncebox.tenant t USING (tenant_id) WHERE changed.is_it ORDER BY 1, 2"
         );
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.0.pool.begin().await?;
         sqlx::query("LOCK TABLE oncebox.start_mark IN SHARE ROW EXCLUSIVE MODE")
             .execute(&mut *tx)
             .await?;
@@ -297,21 +313,28 @@ impl Admin {
             sqlx::query_as(sqlx::AssertSqlSafe(judge)).fetch_all(&mut *tx).await?;
         for one in &quarantined {
             let subject = Subject::of(&one.tenant, &one.consumer);
-            self.audit(&mut tx, "consumer.quarantine", subject, json!({ "host": one.host }))
+            self.0
+                .audit()
+                .record(&mut tx, "consumer.quarantine", subject, json!({ "host": one.host }))
                 .await?;
         }
         tx.commit().await?;
         Ok(quarantined)
     }
+}
 
+impl Consumers<'_> {
     /// Releases a quarantined consumer for starts, on an operator's decision. Returns false where
     /// it is not quarantined.
-    pub async fn release_consumer(&self, tenant: &str, name: &str) -> Result<bool, InboxError> {
-        let consumer = self.consumer(tenant, name).await?;
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such consumer, or an error of the host's database.
+    pub async fn release(&self, tenant: &str, name: &str) -> Result<bool, InboxError> {
+        let consumer = self.get(tenant, name).await?;
         if consumer.quarantine.is_none() {
             return Ok(false);
         }
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.0.pool.begin().await?;
         const RELEASE: &str = "UPDATE oncebox.consumer_start SET quarantined_revision = NULL, \
             quarantined_at = NULL, quarantined_host = NULL, \
             quarantined_host_id = NULL, proven_revision = NULL, deaths = 0 WHERE consumer_id = $1 \
@@ -326,10 +349,13 @@ impl Admin {
             const TELL: &str =
                 "UPDATE oncebox.consumer SET revision = revision + 1 WHERE consumer_id = $1";
             sqlx::query(TELL).bind(consumer.consumer_id).execute(&mut *tx).await?;
-            self.audit(&mut tx, "consumer.release", Subject::of(tenant, name), json!({})).await?;
+            self.0
+                .audit()
+                .record(&mut tx, "consumer.release", Subject::of(tenant, name), json!({}))
+                .await?;
         }
         tx.commit().await?;
-        self.announce(&consumer).await;
+        self.0.deployments().announce(&consumer).await;
         Ok(released)
     }
 }

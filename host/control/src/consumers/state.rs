@@ -2,23 +2,27 @@
 //! one transaction that raises the consumer's revision. A host compares that with the revision it
 //! runs, and acts.
 
-use oncebox_model::{error::InboxError, hooks};
+use oncebox_model::{
+    error::InboxError,
+    hooks,
+    status::{ConsumerState, TenantState},
+};
 use serde_json::json;
 use sqlx::PgConnection;
 
 use crate::{
     audit::Subject,
     consumers::{
-        Consumer, consumer_in,
+        Consumer, lock_consumer,
         start::{QUARANTINE, Quarantine},
     },
-    control::Admin,
-    hosts::GONE,
+    handles::{Consumers, Reconciliation},
+    hosts::HEARTBEAT_TIMEOUT,
 };
 
 /// A consumer's rows without its policy. Hosts read those of all consumers twice a second.
 #[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
-pub struct Standing {
+pub struct DesiredState {
     /// Key of the consumer.
     pub consumer_id: i32,
     /// Key of its tenant.
@@ -27,16 +31,16 @@ pub struct Standing {
     pub tenant: String,
     /// Name of the consumer.
     pub name: String,
-    /// State: `running`, `paused`, `draining` or `deleting`.
-    pub state: String,
+    /// State.
+    pub state: ConsumerState,
     /// Number of the latest change of policy or state.
     pub revision: i64,
     /// Generation of its deployments.
     pub generation: i64,
     /// Whether its group's offsets are to be set.
     pub is_sought: bool,
-    /// State of its tenant: `active`, `suspended` or `deleting`.
-    pub tenant_state: String,
+    /// State of its tenant.
+    pub tenant_state: TenantState,
     /// Number of the latest change of the tenant that hosts must observe.
     pub tenant_revision: i64,
     /// Quarantine that keeps hosts from starting it, if any. A consumer that runs goes on.
@@ -46,25 +50,25 @@ pub struct Standing {
 
 /// The work of a host for a consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Work {
+pub enum RunMode {
     /// Reading its topics, and running messages that are due.
-    Read,
+    Consume,
     /// Running messages that are due, without reading.
-    Retry,
+    RetryOnly,
     /// None.
-    Rest,
+    Stopped,
 }
 
-impl Standing {
+impl DesiredState {
     /// Returns the work that hosts do for the consumer.
-    pub fn work(&self) -> Work {
-        match self.state.as_str() {
-            _ if self.tenant_state != "active" || self.is_sought => Work::Rest,
+    pub fn run_mode(&self) -> RunMode {
+        match self.state {
+            _ if !self.tenant_state.is_active() || self.is_sought => RunMode::Stopped,
             // Without a deployment no handler takes messages.
-            _ if self.generation == 0 => Work::Rest,
-            "running" => Work::Read,
-            "draining" => Work::Retry,
-            _ => Work::Rest,
+            _ if self.generation == 0 => RunMode::Stopped,
+            ConsumerState::Running => RunMode::Consume,
+            ConsumerState::Draining => RunMode::RetryOnly,
+            ConsumerState::Paused | ConsumerState::Deleting => RunMode::Stopped,
         }
     }
 
@@ -78,9 +82,12 @@ impl Standing {
 /// Most open messages that are counted: a caller that waits for zero needs no exact number.
 const OPEN_MAX: i64 = 10_000;
 
-impl Admin {
+impl Reconciliation<'_> {
     /// Lists the desired work for each consumer.
-    pub async fn standings(&self) -> Result<Vec<Standing>, InboxError> {
+    ///
+    /// # Errors
+    /// An error of the host's database.
+    pub async fn desired_states(&self) -> Result<Vec<DesiredState>, InboxError> {
         let list = format!(
             "SELECT c.consumer_id, c.tenant_id, t.name AS tenant, c.name, c.state, c.revision, \
                 c.generation, \
@@ -90,30 +97,45 @@ impl Admin {
              oncebox.consumer_start s USING (consumer_id) \
              ORDER BY c.consumer_id"
         );
-        Ok(sqlx::query_as(sqlx::AssertSqlSafe(list)).fetch_all(&self.pool).await?)
+        Ok(sqlx::query_as(sqlx::AssertSqlSafe(list)).fetch_all(&self.0.pool).await?)
     }
+}
 
+impl Consumers<'_> {
     /// Pauses a consumer: hosts finish the batches that they run, leave the group, and stop
-    /// retries.
-    pub async fn pause_consumer(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
-        self.change_state(tenant, name, "paused", "consumer.pause").await
+    /// retries. Returns the consumer.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such consumer. `Conflict` where it is being deleted.
+    pub async fn pause(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
+        self.change_state(tenant, name, ConsumerState::Paused, "consumer.pause").await
     }
 
-    /// Resumes a consumer: hosts run it again.
-    pub async fn resume_consumer(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
-        self.change_state(tenant, name, "running", "consumer.resume").await
+    /// Resumes a consumer: hosts run it again. Returns the consumer.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such consumer. `Conflict` where it is being deleted.
+    pub async fn resume(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
+        self.change_state(tenant, name, ConsumerState::Running, "consumer.resume").await
     }
 
     /// Drains a consumer: hosts read no further records and finish the messages in the inbox. Then
-    /// its state is `paused`.
-    pub async fn drain_consumer(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
-        self.change_state(tenant, name, "draining", "consumer.drain").await
+    /// its state is `paused`. Returns the consumer.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such consumer. `Conflict` where it is being deleted or sought,
+    /// or has no deployment.
+    pub async fn drain(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
+        self.change_state(tenant, name, ConsumerState::Draining, "consumer.drain").await
     }
 
     /// Begins to delete a consumer. From the commit on, no host claims or completes a message for
-    /// it, wherever the host is. Its rows are removed step by step.
-    pub async fn delete_consumer(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
-        self.change_state(tenant, name, "deleting", "consumer.delete").await
+    /// it, wherever the host is. Its rows are removed step by step. Returns the consumer.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such consumer, or an error of the host's database.
+    pub async fn delete(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
+        self.change_state(tenant, name, ConsumerState::Deleting, "consumer.delete").await
     }
 
     /// Sets the state of a consumer. Setting the present state changes nothing and writes no audit
@@ -122,26 +144,26 @@ impl Admin {
         &self,
         tenant: &str,
         name: &str,
-        to: &str,
+        to: ConsumerState,
         action: &str,
     ) -> Result<Consumer, InboxError> {
-        let consumer = self.consumer(tenant, name).await?;
-        let mut tx = self.pool.begin().await?;
+        let consumer = self.get(tenant, name).await?;
+        let mut tx = self.0.pool.begin().await?;
         let (from, generation, sought) = lock(&mut tx, &consumer).await?;
         if from == to {
-            return consumer_in(&mut tx, &consumer).await;
+            return lock_consumer(&mut tx, &consumer).await;
         }
-        if from == "deleting" {
+        if from.is_deleting() {
             return Err(InboxError::conflict(format!(
                 "consumer `{tenant}/{name}` is being deleted"
             )));
         }
-        if to == "draining" && sought {
+        if to == ConsumerState::Draining && sought {
             return Err(InboxError::conflict(format!(
                 "consumer `{tenant}/{name}` is being sought; wait for that, or take the seek back"
             )));
         }
-        if to == "draining" && generation == 0 {
+        if to == ConsumerState::Draining && generation == 0 {
             return Err(InboxError::conflict(format!(
                 "consumer `{tenant}/{name}` has no deployment, so nothing of it can be finished; \
                     pause it"
@@ -150,39 +172,54 @@ impl Admin {
         // A consumer that is deleted needs no seek.
         const SET: &str = "UPDATE oncebox.consumer SET state = $2, revision = revision + 1, \
             seek = CASE WHEN $2 <> 'deleting' THEN seek END WHERE consumer_id = $1";
-        sqlx::query(SET).bind(consumer.consumer_id).bind(to).execute(&mut *tx).await?;
-        self.audit(&mut tx, action, Subject::of(tenant, name), json!({ "from": from })).await?;
+        sqlx::query(SET).bind(consumer.consumer_id).bind(to.as_str()).execute(&mut *tx).await?;
+        self.0
+            .audit()
+            .record(&mut tx, action, Subject::of(tenant, name), json!({ "from": from }))
+            .await?;
         tx.commit().await?;
-        self.announce(&consumer).await;
-        self.consumer(tenant, name).await
+        self.0.deployments().announce(&consumer).await;
+        self.get(tenant, name).await
     }
+}
 
+impl Reconciliation<'_> {
     /// Counts the messages of a consumer that are still to be run; 10,001 stands for more than
     /// 10,000.
+    ///
+    /// # Errors
+    /// An error of the tenant's database, or its silence for too long.
     pub async fn open_messages(&self, consumer: &Consumer) -> Result<i64, InboxError> {
-        self.open_of(&consumer.tenant, consumer.consumer_id).await
+        self.0.consumers().open_of(&consumer.tenant, consumer.consumer_id).await
     }
+}
 
+impl Consumers<'_> {
     pub(crate) async fn open_of(&self, tenant: &str, consumer_id: i32) -> Result<i64, InboxError> {
         const OPEN: &str = "SELECT count(*) FROM (SELECT FROM oncebox.inbox WHERE consumer_id = $1 \
             AND status IN ('received', 'in_progress', 'failed_retryable') LIMIT $2) o";
-        let place = self.place(&self.tenant(tenant).await?)?;
+        let database = self.0.tenant_databases().get(&self.0.tenants().get(tenant).await?)?;
         Ok(sqlx::query_scalar(OPEN)
             .bind(consumer_id)
             .bind(OPEN_MAX + 1)
-            .fetch_one(&place.pool)
+            .fetch_one(&database.pool)
             .await?)
     }
+}
 
+impl Reconciliation<'_> {
     /// Sets a drained consumer to `paused`, once all its messages are settled. Returns true where
     /// that is done, by this host or by another.
-    pub async fn finish_drain(&self, standing: &Standing) -> Result<bool, InboxError> {
-        let Standing { consumer_id, tenant, name, revision, .. } = standing;
-        let mut tx = self.pool.begin().await?;
+    ///
+    /// # Errors
+    /// An error of the host's database or of the tenant's.
+    pub async fn finish_drain(&self, desired: &DesiredState) -> Result<bool, InboxError> {
+        let DesiredState { consumer_id, tenant, name, revision, .. } = desired;
+        let mut tx = self.0.pool.begin().await?;
         // Once every host has seen the revision, only retry workers change the inbox, and they add
         // nothing.
         if !late_hosts(&mut tx, *consumer_id, *revision, false).await?.is_empty()
-            || self.open_of(tenant, *consumer_id).await? > 0
+            || self.0.consumers().open_of(tenant, *consumer_id).await? > 0
         {
             return Ok(false);
         }
@@ -191,7 +228,10 @@ impl Admin {
             WHERE consumer_id = $1 AND revision = $2 AND state = 'draining'";
         let paused = sqlx::query(PAUSE).bind(consumer_id).bind(revision).execute(&mut *tx).await?;
         if paused.rows_affected() > 0 {
-            self.audit(&mut tx, "consumer.drained", Subject::of(tenant, name), json!({})).await?;
+            self.0
+                .audit()
+                .record(&mut tx, "consumer.drained", Subject::of(tenant, name), json!({}))
+                .await?;
         }
         tx.commit().await?;
         Ok(true)
@@ -203,7 +243,7 @@ impl Admin {
 pub(crate) async fn lock(
     connection: &mut PgConnection,
     consumer: &Consumer,
-) -> Result<(String, i64, bool), InboxError> {
+) -> Result<(ConsumerState, i64, bool), InboxError> {
     const LOCK: &str = "SELECT state, generation, seek IS NOT NULL FROM oncebox.consumer WHERE \
         consumer_id = $1 FOR NO KEY UPDATE";
     let locked = sqlx::query_as(LOCK).bind(consumer.consumer_id).fetch_optional(connection).await?;
@@ -226,8 +266,8 @@ pub(crate) async fn late_hosts(
     let list = format!(
         "SELECT h.name FROM oncebox.host h LEFT JOIN oncebox.host_consumer r ON r.host_id = \
             h.host_id AND r.consumer_id = $1 \
-         WHERE h.seen_at > now() - {GONE} AND (r.run_revision IS NULL OR r.run_revision < $2 OR \
-         ($3 AND r.run_state <> 'stopped')) \
+         WHERE h.seen_at > now() - {HEARTBEAT_TIMEOUT} AND (r.run_revision IS NULL OR r.run_revision < $2 \
+         OR ($3 AND r.run_state <> 'stopped')) \
          ORDER BY h.host_id"
     );
     let late = sqlx::query_scalar(sqlx::AssertSqlSafe(list))

@@ -18,8 +18,9 @@ const WAIT: Duration = Duration::from_secs(20);
 /// Longest wait for the migrations of another host.
 pub(crate) const MIGRATION_WAIT: Duration = Duration::from_secs(45);
 
-/// Longest wait for another writer of a mirror: less than the time that the database has to answer.
-const MIRROR_WAIT: Duration = Duration::from_secs(8);
+/// Longest wait for another writer of a replica: less than the time that the database has to
+/// answer.
+const REPLICA_WAIT: Duration = Duration::from_secs(8);
 
 /// A lock of the host, named by the work that its holder does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,8 +35,8 @@ pub(crate) enum HostLock {
     Partitions,
     /// A migration of this tenant's own tables.
     TenantMigration(i32),
-    /// A write of this tenant's mirror, in the tenant's own database.
-    Mirror(i32),
+    /// A write of this tenant's replica, in the tenant's own database.
+    Replica(i32),
     /// Removal of this tenant.
     Removal(i32),
 }
@@ -53,7 +54,7 @@ impl HostLock {
             Self::Groups => (3, 0),
             Self::Partitions => (4, 0),
             Self::TenantMigration(tenant_id) => (5, tenant_id),
-            Self::Mirror(tenant_id) => (6, tenant_id),
+            Self::Replica(tenant_id) => (6, tenant_id),
             Self::Removal(tenant_id) => (7, tenant_id),
         };
         tenant_id.wrapping_mul(KINDS).wrapping_add(kind)
@@ -67,7 +68,7 @@ impl HostLock {
             Self::Groups => "give out a kafka group",
             Self::Partitions => "make partitions of the inbox",
             Self::TenantMigration(_) => "apply a migration of the tenant",
-            Self::Mirror(_) => "write to the tenant's own database",
+            Self::Replica(_) => "write to the tenant's own database",
             Self::Removal(_) => "take the tenant away",
         }
     }
@@ -76,7 +77,7 @@ impl HostLock {
     fn wait(self) -> Duration {
         match self {
             Self::Migrate => MIGRATION_WAIT,
-            Self::Mirror(_) => MIRROR_WAIT,
+            Self::Replica(_) => REPLICA_WAIT,
             _ => WAIT,
         }
     }
@@ -195,11 +196,11 @@ mod tests {
     #[test]
     fn each_lock_has_a_number_of_its_own() {
         let of_tenants = (1..1_000)
-            .flat_map(|tenant_id| [HostLock::Mirror(tenant_id), HostLock::Removal(tenant_id)]);
+            .flat_map(|tenant_id| [HostLock::Replica(tenant_id), HostLock::Removal(tenant_id)]);
         let alone = [HostLock::Migrate, HostLock::Grants, HostLock::Groups, HostLock::Partitions];
         let locks: Vec<_> = of_tenants
             .chain(alone)
-            .chain([HostLock::Mirror(i32::MAX), HostLock::Removal(i32::MAX)])
+            .chain([HostLock::Replica(i32::MAX), HostLock::Removal(i32::MAX)])
             .collect();
         let numbers: HashSet<_> = locks.iter().map(|lock| lock.number()).collect();
         assert_eq!(numbers.len(), locks.len());

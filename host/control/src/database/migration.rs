@@ -12,32 +12,15 @@ use sqlx::{Connection, Executor, PgConnection, PgPool};
 use tokio::time::sleep;
 
 use crate::{
-    control::Admin,
     database::{
         locks::{self, HostLock},
+        migration_bounds::MigrationBounds,
         statements::{self, Statement},
-        tenant_database::Place,
+        tenant_database::TenantDatabase,
     },
+    handles::TenantDatabases,
     tenants::Tenant,
 };
-
-/// Limits of a tenant's migration on the server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MigrationBounds {
-    /// Longest wait for a lock, milliseconds. Every other session that wants the table queues
-    /// behind it.
-    pub lock_timeout_ms: u64,
-    /// Number of attempts for a migration that meets locks of other sessions.
-    pub attempts_max: u32,
-    /// Longest duration of a statement, milliseconds.
-    pub statement_timeout_ms: u64,
-}
-
-impl Default for MigrationBounds {
-    fn default() -> Self {
-        Self { lock_timeout_ms: 500, attempts_max: 10, statement_timeout_ms: 600_000 }
-    }
-}
 
 /// Shortest pause before another attempt. It doubles with each attempt.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -70,7 +53,7 @@ struct NewMigration<'a> {
     statements: Vec<Statement>,
 }
 
-impl Admin {
+impl TenantDatabases<'_> {
     /// Applies a tenant's own DDL under a name, as the owner of its schema, over a short connection
     /// of its own. The statements and their record are committed together or not at all. Returns
     /// false where the schema holds the migration already.
@@ -94,9 +77,9 @@ impl Admin {
         let statements = statements::read(sql)
             .map_err(|problems| InboxError::Statements { what: what.clone(), problems })?;
         let migration = NewMigration { name, digest, statements };
-        let place = self.place(tenant)?;
-        let mut turn = take_turn(&place.pool, tenant).await?;
-        let applied = self.apply_in_turn(tenant, &place, &migration).await;
+        let database = self.get(tenant)?;
+        let mut turn = take_turn(&database.pool, tenant).await?;
+        let applied = self.apply_in_turn(tenant, &database, &migration).await;
         // Waits for the answer, so that the next migration finds the turn free. PostgreSQL releases
         // the lock of a closed connection only a while later.
         let lock = HostLock::TenantMigration(tenant.tenant_id);
@@ -114,7 +97,7 @@ impl Admin {
     async fn apply_in_turn(
         &self,
         tenant: &Tenant,
-        place: &Place,
+        database: &TenantDatabase,
         migration: &NewMigration<'_>,
     ) -> Result<bool, InboxError> {
         let NewMigration { name, digest, statements } = migration;
@@ -123,7 +106,7 @@ impl Admin {
         if self.is_applied(tenant, name, digest).await? {
             return Ok(false);
         }
-        let MigrationBounds { lock_timeout_ms, statement_timeout_ms, .. } = self.migrations;
+        let MigrationBounds { lock_timeout_ms, statement_timeout_ms, .. } = self.0.migrations;
         // The meaning of a backslash in quotes decides where a statement ends.
         let options = [
             ("search_path", tenant.schema_name.clone()),
@@ -134,7 +117,7 @@ impl Admin {
             // A migration ends soon after its host dies, and releases its locks.
             ("client_connection_check_interval", "500".to_owned()),
         ];
-        let options = place
+        let options = database
             .options
             .clone()
             .application_name(SESSION_NAME)
@@ -146,7 +129,7 @@ impl Admin {
         let applied = self
             .try_migration(
                 &mut connection,
-                &place.pool,
+                &database.pool,
                 &credentials.secret,
                 name,
                 statements,
@@ -200,7 +183,7 @@ impl Admin {
                 Err(refusal) if refusal.is_busy() => refusal,
                 ran => return ran,
             };
-            if attempt >= self.migrations.attempts_max {
+            if attempt >= self.0.migrations.attempts_max {
                 return Err(Refusal { busy: Some(Busy { attempts: attempt, holder }), ..refusal });
             }
             tracing::info!(
@@ -245,7 +228,7 @@ impl Admin {
             .bind(&secret[..])
             .bind(name)
             .bind(digest)
-            .bind(&self.actor)
+            .bind(&self.0.actor)
             .execute(&mut *connection)
             .await?;
         connection.execute("COMMIT").await?;
@@ -258,7 +241,7 @@ impl Admin {
     /// # Errors
     /// `NotFound` for an unknown tenant, or an error of its database.
     pub async fn migrations(&self, tenant: &str) -> Result<Vec<Migration>, InboxError> {
-        self.migrations_held(&self.tenant(tenant).await?).await
+        self.migrations_held(&self.0.tenants().get(tenant).await?).await
     }
 
     /// Returns the migrations that the schema of a loaded tenant holds, in the order in which they
@@ -270,7 +253,7 @@ impl Admin {
         const LIST: &str = "SELECT name, digest, applied_at, applied_by FROM \
             oncebox.tenant_migration \
             WHERE tenant_id = $1 ORDER BY applied_at, name";
-        Ok(sqlx::query_as(LIST).bind(tenant.tenant_id).fetch_all(&self.place(tenant)?.pool).await?)
+        Ok(sqlx::query_as(LIST).bind(tenant.tenant_id).fetch_all(&self.get(tenant)?.pool).await?)
     }
 }
 

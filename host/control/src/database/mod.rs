@@ -12,5 +12,7 @@ pub(crate) mod functions;
 pub(crate) mod tenant_database;
 // Migrations of a tenant's own tables.
 pub(crate) mod migration;
+// Limits of those migrations.
+pub(crate) mod migration_bounds;
 // Checks of the statements that such a migration holds.
 pub(crate) mod statements;

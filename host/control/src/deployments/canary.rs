@@ -6,12 +6,12 @@ use sqlx::PgConnection;
 use crate::{
     audit::Subject,
     consumers::Consumer,
-    control::Admin,
     deployments::{
         Deployment, Guard,
         deploy::{Change, EndedHow},
         select,
     },
+    handles::Deployments,
 };
 
 /// Counts of a deployment's runs that ended since the last report.
@@ -75,9 +75,12 @@ pub struct Withdrawn {
     pub redriven: u64,
 }
 
-impl Admin {
+impl Deployments<'_> {
     /// Adds the counts of runs in slots that have a canary. Deletes counts that are older than a
     /// day.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn count_outcomes(&self, outcomes: &[Outcomes]) -> Result<(), InboxError> {
         const COUNT: &str = "INSERT INTO oncebox.deployment_outcome AS o (deployment_id, at, \
             completed, failed) \
@@ -92,15 +95,18 @@ impl Admin {
             .bind(outcomes.iter().map(|o| o.deployment_id).collect::<Vec<_>>())
             .bind(outcomes.iter().map(|o| o.completed).collect::<Vec<_>>())
             .bind(outcomes.iter().map(|o| o.failed).collect::<Vec<_>>());
-        query.execute(&self.pool).await?;
+        query.execute(&self.0.pool).await?;
         sqlx::query("DELETE FROM oncebox.deployment_outcome WHERE at < now() - interval '1 day'")
-            .execute(&self.pool)
+            .execute(&self.0.pool)
             .await?;
         Ok(())
     }
 
     /// Sums the runs of a canary and of its stable deployment, over the window of the canary's
     /// guard.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn canary_rates(&self, canary: &Deployment) -> Result<CanaryRates, InboxError> {
         const RATES: &str = "SELECT $1::bigint AS deployment_id, \
                 coalesce(sum(o.completed) FILTER (WHERE o.deployment_id = $1), 0)::bigint AS \
@@ -120,17 +126,20 @@ impl Admin {
         Ok(sqlx::query_as(RATES)
             .bind(canary.deployment_id)
             .bind(f64::from(window))
-            .fetch_one(&self.pool)
+            .fetch_one(&self.0.pool)
             .await?)
     }
 
     /// Withdraws those canaries of a consumer that fail too often, and returns them. Any host may
     /// call this, and several at once.
+    ///
+    /// # Errors
+    /// An error of the host's database or of the tenant's.
     pub async fn judge_canaries(&self, consumer: &Consumer) -> Result<Vec<Withdrawn>, InboxError> {
         const CANARIES: &str =
             "WHERE d.consumer_id = $1 AND d.role = 'canary' AND d.ended_at IS NULL";
         let mut withdrawn = Vec::new();
-        for canary in select(CANARIES).bind(consumer.consumer_id).fetch_all(&self.pool).await? {
+        for canary in select(CANARIES).bind(consumer.consumer_id).fetch_all(&self.0.pool).await? {
             let Some(guard) = &canary.guard else { continue };
             let Some(reason) = self.canary_rates(&canary).await?.breach(guard) else { continue };
             withdrawn.extend(self.withdraw_canary(consumer, &canary, reason).await?);
@@ -144,7 +153,7 @@ impl Admin {
         canary: &Deployment,
         reason: String,
     ) -> Result<Option<Withdrawn>, InboxError> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.0.pool.begin().await?;
         let mut change = Change::begin(&mut tx, consumer).await?;
         // Another host or an operator may have ended the canary first.
         let deployment = match change.live_by_id(canary.deployment_id).await {
@@ -156,14 +165,15 @@ impl Admin {
         change.finish(true).await?;
         let details = serde_json::json!({ "deployment_id": deployment.deployment_id, "event_type": deployment.slot.event_type,
             "digest": hex::encode(&deployment.digest), "reason": reason });
-        let host = self.acting_as("oncebox");
-        host.audit(
-            &mut tx,
-            "canary.rollback",
-            Subject::of(&consumer.tenant, &consumer.name),
-            details,
-        )
-        .await?;
+        let host = self.0.acting_as("oncebox");
+        host.audit()
+            .record(
+                &mut tx,
+                "canary.rollback",
+                Subject::of(&consumer.tenant, &consumer.name),
+                details,
+            )
+            .await?;
         let redriven =
             self.redrive_withdrawn(&mut tx, consumer, &deployment).await?.unwrap_or_default();
         tx.commit().await?;

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use sqlx::PgConnection;
 
 use super::{
-    Guard, NewDeployment, Role, Slot,
+    DeploymentRole, Guard, NewDeployment, Slot,
     deploy::Change,
     version::{self, Version},
 };
@@ -23,8 +23,8 @@ pub(super) fn check(new: &NewDeployment) -> Result<(), InboxError> {
         event_versions::parse(versions)?;
     }
     match (new.role, new.percent) {
-        (Role::Stable, None) => {}
-        (Role::Stable, Some(_)) => {
+        (DeploymentRole::Stable, None) => {}
+        (DeploymentRole::Stable, Some(_)) => {
             return Err(InboxError::Invalid("`percent` is for a canary or a shadow".to_owned()));
         }
         (_, None) => {
@@ -158,18 +158,20 @@ pub(super) async fn check_slot(
     new: &NewDeployment,
     version: &Version,
 ) -> Result<(), InboxError> {
-    let canary = change.live(&new.slot, Role::Canary).await?;
-    if new.role == Role::Stable {
+    let canary = change.live(&new.slot, DeploymentRole::Canary).await?;
+    if new.role == DeploymentRole::Stable {
         return if canary.is_some() { Err(canary_runs(&new.slot)) } else { Ok(()) };
     }
-    let stable =
-        change.live(&new.slot, Role::Stable).await?.ok_or_else(|| nothing_live(&new.slot))?;
+    let stable = change
+        .live(&new.slot, DeploymentRole::Stable)
+        .await?
+        .ok_or_else(|| nothing_live(&new.slot))?;
     let same_settings = stable.settings == Value::Object(new.settings.clone())
         && stable.limits == Value::Object(new.limits.clone());
     if stable.version_id == version.version_id && same_settings {
         return Err(InboxError::conflict(format!("this version is live for {} already", new.slot)));
     }
-    if new.role == Role::Shadow {
+    if new.role == DeploymentRole::Shadow {
         let live = version::by_id(change.connection, stable.version_id).await?;
         if let Some(batch) = [version, &live].into_iter().find(|version| version.takes_batches()) {
             let text = format!(

@@ -9,7 +9,7 @@ use oncebox_model::{connect::connect, error::InboxError, problem::Problem};
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
-use crate::control::Admin;
+use crate::handles::Versions;
 
 /// Most starts of a compilation that did not end.
 const STARTS_MAX: i32 = 3;
@@ -67,10 +67,13 @@ struct Row {
     is_free: bool,
 }
 
-impl Admin {
+impl Versions<'_> {
     /// Takes a component for compilation, unless it is compiled, refused, or being compiled
     /// elsewhere. The start is committed when this returns. `host_id` is none in a process that is
     /// no host.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such component, or an error of the host's database.
     pub async fn begin_compiling(
         &self,
         digest: &[u8],
@@ -86,7 +89,7 @@ impl Admin {
             session_began_at = (SELECT a.backend_start FROM pg_catalog.pg_stat_activity a WHERE \
             a.pid = $3), \
             compile_starts = compile_starts + 1 WHERE digest = $1";
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.0.pool.begin().await?;
         let row: Option<Row> = sqlx::query_as(AssertSqlSafe(look))
             .bind(digest)
             .bind(host_id)
@@ -119,13 +122,16 @@ impl Admin {
     }
 
     async fn open_claim(&self) -> Result<CompilationClaim, InboxError> {
-        let mut session = connect(&self.options).await?;
+        let mut session = connect(&self.0.options).await?;
         let pid = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut session).await?;
         Ok(CompilationClaim { session, pid })
     }
 
     /// Reports that a compilation goes on; call it every few seconds. Replaces a session that
     /// broke, unless another process has taken the component over.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn compiling_goes_on(
         &self,
         digest: &[u8],
@@ -153,6 +159,9 @@ impl Admin {
 
     /// Records the result of a compilation. Returns false where another host has taken the
     /// component over; that host then records its result.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn end_compiling(
         &self,
         digest: &[u8],
@@ -175,22 +184,28 @@ impl Admin {
             .bind(state)
             .bind(json!(problems))
             .bind(compile_ms);
-        Ok(end.execute(&self.pool).await?.rows_affected() > 0)
+        Ok(end.execute(&self.0.pool).await?.rows_affected() > 0)
     }
 
     /// Lists components that wait for a host: queued for five seconds without a start, or
     /// abandoned.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn unfinished_components(&self, limit: i64) -> Result<Vec<Vec<u8>>, InboxError> {
         let list = format!(
             "SELECT c.digest FROM oncebox.component c WHERE c.state = 'queued' AND c.state_at < \
                 now() - interval '5 seconds' \
                 OR c.state = 'compiling' AND {ABANDONED} ORDER BY c.state_at LIMIT $1"
         );
-        Ok(sqlx::query_scalar(AssertSqlSafe(list)).bind(limit).fetch_all(&self.pool).await?)
+        Ok(sqlx::query_scalar(AssertSqlSafe(list)).bind(limit).fetch_all(&self.0.pool).await?)
     }
 
     /// Lists the digests of components that hosts keep loaded: those of live deployments, and of
     /// the deployment before in each slot, to which a rollback returns.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn warm_components(&self) -> Result<Vec<Vec<u8>>, InboxError> {
         const WARM: &str = "SELECT DISTINCT v.digest FROM ( \
                 SELECT d.version_id, d.ended_at, row_number() OVER (PARTITION BY d.consumer_id, \
@@ -198,7 +213,7 @@ impl Admin {
                     ORDER BY d.ended_at IS NULL DESC, d.deployment_id DESC) AS place \
                 FROM oncebox.deployment d WHERE d.role = 'stable' OR d.ended_at IS NULL) d \
             JOIN oncebox.version v USING (version_id) WHERE d.ended_at IS NULL OR d.place <= 2";
-        Ok(sqlx::query_scalar(WARM).fetch_all(&self.pool).await?)
+        Ok(sqlx::query_scalar(WARM).fetch_all(&self.0.pool).await?)
     }
 }
 

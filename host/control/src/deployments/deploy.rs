@@ -15,12 +15,12 @@ use sqlx::PgConnection;
 use crate::{
     audit::Subject,
     consumers::{Consumer, state::lock},
-    control::Admin,
     deployments::{
-        Deployment, NewDeployment, Role, Slot,
+        Deployment, DeploymentRole, NewDeployment, Slot,
         check::{check, check_limits, check_memory, check_migration, check_percent, check_slot},
         select, version,
     },
+    handles::Deployments,
 };
 
 /// The way in which a deployment ends.
@@ -51,8 +51,12 @@ pub(crate) struct Change<'a> {
     pub(crate) generation: i64,
 }
 
-impl Admin {
-    /// Makes a version live in its slot, in any role.
+impl Deployments<'_> {
+    /// Makes a version live in its slot, in any role. Returns the deployment.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such consumer or version. `Invalid` for limits or shares that
+    /// cannot be. `Conflict` where the slot does not allow the role now.
     pub async fn deploy(
         &self,
         tenant: &str,
@@ -60,12 +64,15 @@ impl Admin {
         new: &NewDeployment,
     ) -> Result<Deployment, InboxError> {
         check(new)?;
-        let consumer = self.consumer(tenant, consumer).await?;
+        let consumer = self.0.consumers().get(tenant, consumer).await?;
         check_limits(&new.limits, &consumer.policy()?)?;
         if new.requires_migration.is_some() {
-            self.copy_migrations(&self.tenant(&consumer.tenant).await?).await?;
+            self.0
+                .tenant_databases()
+                .copy_migrations(&self.0.tenants().get(&consumer.tenant).await?)
+                .await?;
         }
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.0.pool.begin().await?;
         let mut change = Change::begin(&mut tx, &consumer).await?;
         let version =
             version::find(change.connection, consumer.tenant_id, &new.handler, &new.version)
@@ -74,27 +81,33 @@ impl Admin {
         check_memory(&version, &limits(&consumer.policy()?, &Value::Object(new.limits.clone()))?)?;
         check_migration(change.connection, &consumer, new).await?;
         check_slot(&mut change, new, &version).await?;
-        if new.role == Role::Stable {
-            change.end_live(&new.slot, Role::Stable, EndedHow::Superseded, None).await?;
+        if new.role == DeploymentRole::Stable {
+            change.end_live(&new.slot, DeploymentRole::Stable, EndedHow::Superseded, None).await?;
         }
         let deployment_id = self.insert(&mut change, new, version.version_id).await?;
         change.finish(false).await?;
         let details = json!({ "deployment_id": deployment_id, "role": new.role, "event_type": new.slot.event_type,
             "event_versions": new.slot.event_versions, "handler": new.handler, "digest": hex::encode(&version.digest), "percent": new.percent });
-        self.audit(
-            &mut tx,
-            action(new.role),
-            Subject::of(&consumer.tenant, &consumer.name),
-            details,
-        )
-        .await?;
+        self.0
+            .audit()
+            .record(
+                &mut tx,
+                action(new.role),
+                Subject::of(&consumer.tenant, &consumer.name),
+                details,
+            )
+            .await?;
         tx.commit().await?;
         self.announce(&consumer).await;
-        self.deployment(consumer.consumer_id, deployment_id).await
+        self.get(consumer.consumer_id, deployment_id).await
     }
 
     /// Sets the share of a canary or a shadow. A canary keeps its ordering keys while its share
-    /// grows.
+    /// grows. Returns the deployment.
+    ///
+    /// # Errors
+    /// `Invalid` for a share out of range, or for a deployment without one. `Conflict` where it is
+    /// not live.
     pub async fn set_percent(
         &self,
         tenant: &str,
@@ -103,11 +116,11 @@ impl Admin {
         percent: f64,
     ) -> Result<Deployment, InboxError> {
         check_percent(percent)?;
-        let consumer = self.consumer(tenant, consumer).await?;
-        let mut tx = self.pool.begin().await?;
+        let consumer = self.0.consumers().get(tenant, consumer).await?;
+        let mut tx = self.0.pool.begin().await?;
         let mut change = Change::begin(&mut tx, &consumer).await?;
         let deployment = change.live_by_id(deployment_id).await?;
-        if deployment.role == Role::Stable {
+        if deployment.role == DeploymentRole::Stable {
             return Err(InboxError::Invalid(format!(
                 "deployment {deployment_id} is stable and takes everything that no canary takes"
             )));
@@ -119,66 +132,77 @@ impl Admin {
         set.execute(&mut *change.connection).await?;
         change.finish(false).await?;
         let details = json!({ "deployment_id": deployment_id, "from": deployment.percent, "percent": percent });
-        self.audit(
-            &mut tx,
-            "deployment.percent",
-            Subject::of(&consumer.tenant, &consumer.name),
-            details,
-        )
-        .await?;
+        self.0
+            .audit()
+            .record(
+                &mut tx,
+                "deployment.percent",
+                Subject::of(&consumer.tenant, &consumer.name),
+                details,
+            )
+            .await?;
         tx.commit().await?;
         self.announce(&consumer).await;
-        self.deployment(consumer.consumer_id, deployment_id).await
+        self.get(consumer.consumer_id, deployment_id).await
     }
 
-    /// Makes a canary the stable deployment of its slot.
+    /// Makes a canary the stable deployment of its slot. Returns the deployment.
+    ///
+    /// # Errors
+    /// `Invalid` where it is no canary. `Conflict` where it is not live.
     pub async fn promote(
         &self,
         tenant: &str,
         consumer: &str,
         deployment_id: i64,
     ) -> Result<Deployment, InboxError> {
-        let consumer = self.consumer(tenant, consumer).await?;
-        let mut tx = self.pool.begin().await?;
+        let consumer = self.0.consumers().get(tenant, consumer).await?;
+        let mut tx = self.0.pool.begin().await?;
         let mut change = Change::begin(&mut tx, &consumer).await?;
         let canary = change.live_by_id(deployment_id).await?;
-        if canary.role != Role::Canary {
+        if canary.role != DeploymentRole::Canary {
             return Err(InboxError::Invalid(format!(
                 "deployment {deployment_id} is no canary; `oncebox deploy` makes a version live"
             )));
         }
         change.end(&canary, EndedHow::Promoted, None).await?;
-        change.end_live(&canary.slot, Role::Stable, EndedHow::Superseded, None).await?;
-        let live = self.insert_again(&mut change, &canary, Role::Stable).await?;
+        change.end_live(&canary.slot, DeploymentRole::Stable, EndedHow::Superseded, None).await?;
+        let live = self.insert_again(&mut change, &canary, DeploymentRole::Stable).await?;
         change.finish(false).await?;
         let details = json!({ "deployment_id": live, "canary": deployment_id, "digest": hex::encode(&canary.digest) });
-        self.audit(
-            &mut tx,
-            "canary.promote",
-            Subject::of(&consumer.tenant, &consumer.name),
-            details,
-        )
-        .await?;
+        self.0
+            .audit()
+            .record(
+                &mut tx,
+                "canary.promote",
+                Subject::of(&consumer.tenant, &consumer.name),
+                details,
+            )
+            .await?;
         tx.commit().await?;
         self.announce(&consumer).await;
-        self.deployment(consumer.consumer_id, live).await
+        self.get(consumer.consumer_id, live).await
     }
 
     /// Ends a deployment. Messages of a slot without a stable deployment go to a wider slot, or
-    /// have no handler.
-    pub async fn end_deployment(
+    /// have no handler. Returns the deployment.
+    ///
+    /// # Errors
+    /// `Conflict` where it is not live, or where a canary needs it. `NotThereYet` where the
+    /// tenant's own database does not know of the change yet.
+    pub async fn end(
         &self,
         tenant: &str,
         consumer: &str,
         deployment_id: i64,
         reason: Option<&str>,
     ) -> Result<Deployment, InboxError> {
-        let consumer = self.consumer(tenant, consumer).await?;
-        let mut tx = self.pool.begin().await?;
+        let consumer = self.0.consumers().get(tenant, consumer).await?;
+        let mut tx = self.0.pool.begin().await?;
         let mut change = Change::begin(&mut tx, &consumer).await?;
         let deployment = change.live_by_id(deployment_id).await?;
-        if deployment.role == Role::Stable {
-            for role in [Role::Canary, Role::Shadow] {
+        if deployment.role == DeploymentRole::Stable {
+            for role in [DeploymentRole::Canary, DeploymentRole::Shadow] {
                 if let Some(other) = change.live(&deployment.slot, role).await? {
                     let text = format!(
                         "the {} {} runs beside it; end it first",
@@ -193,23 +217,25 @@ impl Admin {
         change.finish(true).await?;
         let details =
             json!({ "deployment_id": deployment_id, "role": deployment.role, "reason": reason });
-        self.audit(
-            &mut tx,
-            "deployment.end",
-            Subject::of(&consumer.tenant, &consumer.name),
-            details,
-        )
-        .await?;
+        self.0
+            .audit()
+            .record(
+                &mut tx,
+                "deployment.end",
+                Subject::of(&consumer.tenant, &consumer.name),
+                details,
+            )
+            .await?;
         tx.commit().await?;
         self.announce(&consumer).await;
-        self.fence_place(&consumer).await?;
-        self.deployment(consumer.consumer_id, deployment_id).await
+        self.fence_replica(&consumer).await?;
+        self.get(consumer.consumer_id, deployment_id).await
     }
 
     /// Writes the generation that claims must show into the tenant's own database, where the claims
     /// are made. Until that succeeds, the call reports an error: a host may still begin a
     /// transaction with the withdrawn version. Hosts repeat the write.
-    pub(super) async fn fence_place(&self, consumer: &Consumer) -> Result<(), InboxError> {
+    pub(super) async fn fence_replica(&self, consumer: &Consumer) -> Result<(), InboxError> {
         let text = || {
             format!(
                 "the change of `{}/{}` is made, but the tenant's own database does not know of it \
@@ -219,7 +245,7 @@ impl Admin {
                 consumer.tenant, consumer.name
             )
         };
-        let fenced = self.mirror_of(&consumer.tenant).await;
+        let fenced = self.0.tenant_databases().replicate_named(&consumer.tenant).await;
         fenced
             .map_err(|source| InboxError::NotPropagated { text: text(), source: Box::new(source) })
     }
@@ -230,7 +256,7 @@ impl Admin {
         let notify = sqlx::query("SELECT pg_notify($1, $2)")
             .bind(CHANNEL)
             .bind(consumer.consumer_id.to_string());
-        if let Err(error) = notify.execute(&self.pool).await {
+        if let Err(error) = notify.execute(&self.0.pool).await {
             tracing::debug!(%error, "hosts were not told of a deployment; they find it by \
                 themselves");
         }
@@ -247,8 +273,8 @@ impl Admin {
             requires_migration, retries, role, percent, guard, generation, created_by) \
             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) RETURNING \
             deployment_id";
-        let guard =
-            (new.role == Role::Canary).then(|| json!(new.guard.clone().unwrap_or_default()));
+        let guard = (new.role == DeploymentRole::Canary)
+            .then(|| json!(new.guard.clone().unwrap_or_default()));
         let insert = sqlx::query_scalar(INSERT)
             .bind(change.consumer_id)
             .bind(&new.slot.event_type)
@@ -262,7 +288,7 @@ impl Admin {
             .bind(new.percent)
             .bind(guard)
             .bind(change.generation)
-            .bind(&self.actor);
+            .bind(&self.0.actor);
         Ok(insert.fetch_one(&mut *change.connection).await?)
     }
 
@@ -271,7 +297,7 @@ impl Admin {
         &self,
         change: &mut Change<'_>,
         of: &Deployment,
-        role: Role,
+        role: DeploymentRole,
     ) -> Result<i64, InboxError> {
         let object = |value: &Value| value.as_object().cloned().unwrap_or_default();
         let new = NewDeployment {
@@ -300,7 +326,7 @@ impl<'a> Change<'a> {
         consumer: &Consumer,
     ) -> Result<Self, InboxError> {
         let (state, generation, _) = lock(&mut *connection, consumer).await?;
-        if state == "deleting" {
+        if state.is_deleting() {
             return Err(InboxError::conflict(format!(
                 "consumer `{}/{}` is being deleted",
                 consumer.tenant, consumer.name
@@ -313,7 +339,7 @@ impl<'a> Change<'a> {
     pub(crate) async fn live(
         &mut self,
         slot: &Slot,
-        role: Role,
+        role: DeploymentRole,
     ) -> Result<Option<Deployment>, InboxError> {
         const LIVE: &str = "WHERE d.consumer_id = $1 AND d.event_type = $2 AND d.event_versions IS \
             NOT DISTINCT FROM $3 AND d.role = $4 AND d.ended_at IS NULL";
@@ -351,7 +377,7 @@ impl<'a> Change<'a> {
     async fn end_live(
         &mut self,
         slot: &Slot,
-        role: Role,
+        role: DeploymentRole,
         how: EndedHow,
         reason: Option<&str>,
     ) -> Result<(), InboxError> {
@@ -386,15 +412,18 @@ impl<'a> Change<'a> {
     }
 }
 
-fn action(role: Role) -> &'static str {
+fn action(role: DeploymentRole) -> &'static str {
     match role {
-        Role::Stable => "deploy",
-        Role::Canary => "canary.start",
-        Role::Shadow => "shadow.start",
+        DeploymentRole::Stable => "deploy",
+        DeploymentRole::Canary => "canary.start",
+        DeploymentRole::Shadow => "shadow.start",
     }
 }
 
 /// Returns the consumer's limits, overridden by those of a deployment.
+///
+/// # Errors
+/// `Invalid` where the deployment's limits are not readable.
 pub fn limits(policy: &Policy, over: &Value) -> Result<Limits, InboxError> {
     let mut limits = json!(policy.limits);
     if let (Some(limits), Some(over)) = (limits.as_object_mut(), over.as_object()) {

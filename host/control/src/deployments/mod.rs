@@ -23,12 +23,12 @@ use oncebox_model::error::InboxError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::control::Admin;
+use crate::handles::Deployments;
 
 /// The purpose of a deployment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Role {
+pub enum DeploymentRole {
     /// The deployment for everything that no canary takes.
     Stable,
     /// A deployment for a share of the ordering keys.
@@ -38,7 +38,7 @@ pub enum Role {
     Shadow,
 }
 
-impl Role {
+impl DeploymentRole {
     /// Returns the name of the role in rows.
     pub fn name(self) -> &'static str {
         match self {
@@ -49,7 +49,7 @@ impl Role {
     }
 }
 
-impl TryFrom<String> for Role {
+impl TryFrom<String> for DeploymentRole {
     type Error = String;
 
     fn try_from(name: String) -> Result<Self, String> {
@@ -145,7 +145,7 @@ pub struct NewDeployment {
     /// Version that runs a failed message again.
     pub retries: Retries,
     /// Purpose of the deployment.
-    pub role: Role,
+    pub role: DeploymentRole,
     /// Share of a canary's ordering keys, or of a shadow's messages: more than 0, at most 100.
     pub percent: Option<f64>,
     /// Condition that ends a canary.
@@ -163,7 +163,7 @@ impl NewDeployment {
             limits: Map::new(),
             requires_migration: None,
             retries: Retries::Live,
-            role: Role::Stable,
+            role: DeploymentRole::Stable,
             percent: None,
             guard: None,
         }
@@ -181,7 +181,7 @@ pub struct Deployment {
     pub slot: Slot,
     /// Purpose of the deployment.
     #[sqlx(try_from = "String")]
-    pub role: Role,
+    pub role: DeploymentRole,
     /// Share of a canary or a shadow, percent.
     pub percent: Option<f64>,
     /// Name of the handler.
@@ -220,7 +220,7 @@ pub struct Deployment {
 
 /// The live deployments of a consumer, with their generation.
 #[derive(Debug, Clone)]
-pub struct Deployments {
+pub struct LiveDeployments {
     /// Generation of the consumer; it grows with every change.
     pub generation: i64,
     /// Live deployments, one of each slot and role.
@@ -249,9 +249,12 @@ pub(crate) fn select<'q>(
     sqlx::query_as(sqlx::AssertSqlSafe([DEPLOYMENT, condition].concat()))
 }
 
-impl Admin {
+impl Deployments<'_> {
     /// Returns the deployments that a host loads for a consumer, from one snapshot.
-    pub async fn deployments(&self, consumer_id: i32) -> Result<Deployments, InboxError> {
+    ///
+    /// # Errors
+    /// An error of the host's database.
+    pub async fn live(&self, consumer_id: i32) -> Result<LiveDeployments, InboxError> {
         const LIVE: &str =
             "WHERE d.consumer_id = $1 AND d.ended_at IS NULL ORDER BY d.deployment_id";
         // The version before the live one may still fail messages on another host. Older ones count
@@ -263,14 +266,14 @@ impl Admin {
         let awaited = self.versions_awaited(consumer_id).await?;
         // One snapshot, so that the generation belongs to exactly these rows.
         let mut tx =
-            self.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+            self.0.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
         let generation =
             sqlx::query_scalar("SELECT generation FROM oncebox.consumer WHERE consumer_id = $1");
         let generation = generation.bind(consumer_id).fetch_one(&mut *tx).await?;
         let live = select(LIVE).bind(consumer_id).fetch_all(&mut *tx).await?;
         let pinned = select(PINNED).bind(consumer_id).bind(awaited).fetch_all(&mut *tx).await?;
         tx.commit().await?;
-        Ok(Deployments { generation, live, pinned })
+        Ok(LiveDeployments { generation, live, pinned })
     }
 
     /// Lists superseded versions to which retries are pinned and for which a message waits. Lists
@@ -286,44 +289,53 @@ impl Admin {
         const TENANT: &str = "SELECT t.* FROM oncebox.tenant t JOIN oncebox.consumer c USING \
             (tenant_id) WHERE c.consumer_id = $1";
         let pinned: Vec<i32> =
-            sqlx::query_scalar(PINNED).bind(consumer_id).fetch_all(&self.pool).await?;
+            sqlx::query_scalar(PINNED).bind(consumer_id).fetch_all(&self.0.pool).await?;
         if pinned.is_empty() {
             return Ok(pinned);
         }
-        let place =
-            self.place(&sqlx::query_as(TENANT).bind(consumer_id).fetch_one(&self.pool).await?)?;
+        let database = self
+            .0
+            .tenant_databases()
+            .get(&sqlx::query_as(TENANT).bind(consumer_id).fetch_one(&self.0.pool).await?)?;
         let awaited = sqlx::query_scalar(AWAITED)
             .bind(consumer_id)
             .bind(&pinned)
-            .fetch_all(&place.pool)
+            .fetch_all(&database.pool)
             .await;
         match awaited {
-            Err(_) if place.is_own => Ok(pinned), // it does not answer: all of them may be waited for
+            // It does not answer: all of them may be waited for.
+            Err(_) if database.is_dedicated => Ok(pinned),
             awaited => Ok(awaited?),
         }
     }
 
     /// Lists the deployments of a consumer, newest first: the live ones, or with `history` also
     /// those that ended. At most 1,000.
-    pub async fn deployment_list(
+    ///
+    /// # Errors
+    /// An error of the host's database.
+    pub async fn list(
         &self,
         consumer_id: i32,
         history: bool,
     ) -> Result<Vec<Deployment>, InboxError> {
         const LIST: &str = "WHERE d.consumer_id = $1 AND (d.ended_at IS NULL OR $2) ORDER BY \
             d.deployment_id DESC LIMIT 1000";
-        Ok(select(LIST).bind(consumer_id).bind(history).fetch_all(&self.pool).await?)
+        Ok(select(LIST).bind(consumer_id).bind(history).fetch_all(&self.0.pool).await?)
     }
 
     /// Returns one deployment of a consumer.
-    pub async fn deployment(
+    ///
+    /// # Errors
+    /// `NotFound` where the consumer has no such deployment.
+    pub async fn get(
         &self,
         consumer_id: i32,
         deployment_id: i64,
     ) -> Result<Deployment, InboxError> {
         const ONE: &str = "WHERE d.consumer_id = $1 AND d.deployment_id = $2";
         let found =
-            select(ONE).bind(consumer_id).bind(deployment_id).fetch_optional(&self.pool).await?;
+            select(ONE).bind(consumer_id).bind(deployment_id).fetch_optional(&self.0.pool).await?;
         found.ok_or_else(|| {
             InboxError::NotFound(format!("this consumer has no deployment {deployment_id}"))
         })

@@ -6,8 +6,8 @@ use oncebox_model::error::InboxError;
 use sqlx::FromRow;
 
 use crate::{
-    control::Admin,
     deployments::{Deployment, Slot},
+    handles::Deployments,
 };
 
 #[derive(FromRow)]
@@ -18,11 +18,14 @@ struct Other {
     slot: Slot,
 }
 
-impl Admin {
+impl Deployments<'_> {
     /// Returns warnings about other consumers of the tenant that hand messages to the deployment's
     /// handler. Shared tables are safe as long as each message comes to them through one consumer.
     /// S1-053.
-    pub async fn scope_warnings(
+    ///
+    /// # Errors
+    /// An error of the host's database.
+    pub async fn overlap_warnings(
         &self,
         consumer_id: i32,
         deployment: &Deployment,
@@ -41,7 +44,7 @@ impl Admin {
         let others: Vec<Other> = sqlx::query_as(OTHERS)
             .bind(consumer_id)
             .bind(&deployment.handler)
-            .fetch_all(&self.pool)
+            .fetch_all(&self.0.pool)
             .await?;
         let shares = |other: &&Other| {
             !other.topics.is_empty() && overlap(&other.slot.event_type, &deployment.slot.event_type)

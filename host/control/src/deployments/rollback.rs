@@ -5,12 +5,12 @@ use serde_json::json;
 use sqlx::PgConnection;
 
 use super::{
-    Deployment, Role, Slot,
+    Deployment, DeploymentRole, Slot,
     check::{canary_runs, nothing_live},
     deploy::{Change, EndedHow},
     select, version,
 };
-use crate::{audit::Subject, control::Admin};
+use crate::{audit::Subject, handles::Deployments};
 
 /// The result of a rollback.
 #[derive(Debug, Clone, serde::Serialize)]
@@ -25,11 +25,15 @@ pub struct Rollback {
     pub redriven: u64,
 }
 
-impl Admin {
+impl Deployments<'_> {
     /// Rolls a slot back to the version before, or to a named one that was deployed there before.
     /// Where a canary runs, the rollback withdraws the canary. With `redrive`, messages that the
     /// withdrawn version failed run again.
-    pub async fn rollback(
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such consumer, or no version to return to. `NotThereYet` where
+    /// the tenant's own database does not know of the change yet.
+    pub async fn roll_back(
         &self,
         tenant: &str,
         consumer: &str,
@@ -38,11 +42,12 @@ impl Admin {
         reason: Option<&str>,
         redrive: bool,
     ) -> Result<Rollback, InboxError> {
-        let consumer = self.consumer(tenant, consumer).await?;
-        let mut tx = self.pool.begin().await?;
+        let consumer = self.0.consumers().get(tenant, consumer).await?;
+        let mut tx = self.0.pool.begin().await?;
         let mut change = Change::begin(&mut tx, &consumer).await?;
-        let stable = change.live(slot, Role::Stable).await?.ok_or_else(|| nothing_live(slot))?;
-        let canary = change.live(slot, Role::Canary).await?;
+        let stable =
+            change.live(slot, DeploymentRole::Stable).await?.ok_or_else(|| nothing_live(slot))?;
+        let canary = change.live(slot, DeploymentRole::Canary).await?;
         let withdrawn = match (&canary, to) {
             (Some(canary), None) => canary.clone(),
             (Some(_), Some(_)) => return Err(canary_runs(slot)),
@@ -53,13 +58,15 @@ impl Admin {
         change.end(&withdrawn, EndedHow::RolledBack, reason).await?;
         let live_id = match canary {
             Some(_) => target.deployment_id,
-            None => self.insert_again(&mut change, &target, Role::Stable).await?,
+            None => self.insert_again(&mut change, &target, DeploymentRole::Stable).await?,
         };
         change.finish(true).await?;
         let migrations_kept = migrations_since(&mut tx, consumer.tenant_id, &target).await?;
         let details = json!({ "event_type": slot.event_type, "event_versions": slot.event_versions, "withdrawn": withdrawn.deployment_id,
             "withdrawn_digest": hex::encode(&withdrawn.digest), "digest": hex::encode(&target.digest), "reason": reason });
-        self.audit(&mut tx, "rollback", Subject::of(&consumer.tenant, &consumer.name), details)
+        self.0
+            .audit()
+            .record(&mut tx, "rollback", Subject::of(&consumer.tenant, &consumer.name), details)
             .await?;
         let redriven = if redrive {
             self.redrive_withdrawn(&mut tx, &consumer, &withdrawn).await?
@@ -68,13 +75,13 @@ impl Admin {
         };
         tx.commit().await?;
         self.announce(&consumer).await;
-        self.fence_place(&consumer).await?;
+        self.fence_replica(&consumer).await?;
         let redriven = match redriven {
             Some(redriven) => redriven,
-            None => self.redriven(withdrawn.deployment_id).await?,
+            None => self.0.tenant_databases().redriven(withdrawn.deployment_id).await?,
         };
-        let live = self.deployment(consumer.consumer_id, live_id).await?;
-        let withdrawn = self.deployment(consumer.consumer_id, withdrawn.deployment_id).await?;
+        let live = self.get(consumer.consumer_id, live_id).await?;
+        let withdrawn = self.get(consumer.consumer_id, withdrawn.deployment_id).await?;
         Ok(Rollback { withdrawn, live, migrations_kept, redriven })
     }
 }

@@ -11,8 +11,8 @@ use oncebox_model::{
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 
 use crate::{
-    control::Admin,
     database::schema::quoted,
+    handles::Shadows,
     tenants::{Tenant, lock_grants},
 };
 
@@ -35,17 +35,20 @@ const INSTALLED: &str = "SELECT c.relname::text FROM pg_trigger g JOIN pg_class 
     g.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
     WHERE n.nspname = $1 AND g.tgname = 'RI_oncebox_capture' AND NOT c.relispartition ORDER BY 1";
 
-impl Admin {
+impl Shadows<'_> {
     /// Installs or removes the triggers of a tenant, as its live shadows require. Safe to repeat,
     /// and to run on several hosts at once. Hosts call it when a shadow begins or ends. They also
     /// repeat it at intervals, for tables that were created later and for hosts that died half way.
     /// Returns the tables that are left, because other sessions hold them all the time.
+    ///
+    /// # Errors
+    /// An error of the tenant's database, or its silence for too long.
     pub async fn reconcile_capture(&self, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
         const WANTED: &str = "SELECT EXISTS (SELECT FROM oncebox.deployment d JOIN \
             oncebox.consumer c USING (consumer_id) \
             WHERE c.tenant_id = $1 AND d.role = 'shadow' AND d.ended_at IS NULL)";
         let wanted: bool =
-            sqlx::query_scalar(WANTED).bind(tenant.tenant_id).fetch_one(&self.pool).await?;
+            sqlx::query_scalar(WANTED).bind(tenant.tenant_id).fetch_one(&self.0.pool).await?;
         if wanted { self.install_capture(tenant).await } else { self.remove_capture(tenant).await }
     }
 
@@ -53,6 +56,9 @@ impl Admin {
     /// those whose shadow ended in the last hour. It also lists tenants in the host's own database
     /// that have a trigger for any other reason. A tenant with its own database is listed only for
     /// the hour after its shadow.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn tenants_with_capture(&self) -> Result<Vec<Tenant>, InboxError> {
         const WITH_CAPTURE: &str = "SELECT t.* FROM oncebox.tenant t WHERE EXISTS (SELECT FROM \
             oncebox.consumer c JOIN oncebox.deployment d USING (consumer_id) \
@@ -61,7 +67,7 @@ impl Admin {
             OR t.schema_name IN (SELECT n.nspname FROM pg_trigger g JOIN pg_class c ON c.oid = \
             g.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
                 WHERE g.tgname = 'RI_oncebox_capture') ORDER BY t.name";
-        Ok(sqlx::query_as(WITH_CAPTURE).fetch_all(&self.pool).await?)
+        Ok(sqlx::query_as(WITH_CAPTURE).fetch_all(&self.0.pool).await?)
     }
 
     /// Lists the tables of a tenant without the trigger.
@@ -74,6 +80,9 @@ impl Admin {
 
     /// Installs the trigger on every table of a tenant without it. Returns the tables that are
     /// left.
+    ///
+    /// # Errors
+    /// An error of the tenant's database, or its silence for too long.
     pub async fn install_capture(&self, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
         let missing = self.uncaptured_tables(tenant).await?;
         if missing.is_empty() {
@@ -86,7 +95,7 @@ impl Admin {
             "GRANT USAGE ON SCHEMA oncebox_host TO {owner}; GRANT EXECUTE ON FUNCTION \
                 oncebox_host.capture_row() TO {owner}"
         );
-        let mut tx = self.place(tenant)?.pool.begin().await?;
+        let mut tx = self.0.tenant_databases().get(tenant)?.pool.begin().await?;
         lock_grants(&mut tx).await?;
         tx.execute(sqlx::raw_sql(AssertSqlSafe(grant))).await?;
         tx.commit().await?;
@@ -104,6 +113,9 @@ impl Admin {
 
     /// Removes the trigger from every table of a tenant that has it. Returns the tables that are
     /// left.
+    ///
+    /// # Errors
+    /// An error of the tenant's database, or its silence for too long.
     pub async fn remove_capture(&self, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
         let installed = self.tables(INSTALLED, tenant).await?;
         if installed.is_empty() {
@@ -122,7 +134,7 @@ impl Admin {
     ) -> Result<Vec<String>, InboxError> {
         Ok(sqlx::query_scalar(query)
             .bind(&tenant.schema_name)
-            .fetch_all(&self.place(tenant)?.pool)
+            .fetch_all(&self.0.tenant_databases().get(tenant)?.pool)
             .await?)
     }
 
@@ -134,9 +146,11 @@ impl Admin {
         tables: &[String],
         statement: impl Fn(&str) -> String,
     ) -> Result<Vec<String>, InboxError> {
-        let credentials = self.credentials(tenant)?;
+        let credentials = self.0.tenant_databases().credentials(tenant)?;
         let options = self
-            .place(tenant)?
+            .0
+            .tenant_databases()
+            .get(tenant)?
             .options
             .username(&tenant.owner_login)
             .password(&credentials.owner_password)

@@ -4,7 +4,7 @@ use oncebox_model::error::InboxError;
 use serde_json::Value;
 use sqlx::types::chrono::{DateTime, Utc};
 
-use crate::control::Admin;
+use crate::handles::Shadows;
 
 /// Sums and newest differences of one shadow. Every sampled message that the live version completed
 /// counts once: in `same`, `differ`, `failed` or `skipped`.
@@ -107,14 +107,17 @@ struct Total {
     last_at: DateTime<Utc>,
 }
 
-impl Admin {
+impl Shadows<'_> {
     /// Returns the results of a shadow so far; an empty report before the first comparison. Refuses
     /// a deployment that is not a shadow.
-    pub async fn shadow_report(&self, deployment_id: i64) -> Result<ShadowReport, InboxError> {
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such deployment. `Invalid` where it is no shadow.
+    pub async fn report(&self, deployment_id: i64) -> Result<ShadowReport, InboxError> {
         const ROLE: &str = "SELECT d.role, c.tenant_id, d.ended_at IS NULL FROM oncebox.deployment \
             d JOIN oncebox.consumer c USING (consumer_id) WHERE d.deployment_id = $1";
         let found: Option<(String, i32, bool)> =
-            sqlx::query_as(ROLE).bind(deployment_id).fetch_optional(&self.pool).await?;
+            sqlx::query_as(ROLE).bind(deployment_id).fetch_optional(&self.0.pool).await?;
         match found.as_ref().map(|(role, ..)| role.as_str()) {
             None => {
                 return Err(InboxError::NotFound(format!(
@@ -133,12 +136,12 @@ impl Admin {
         const TENANT: &str = "SELECT * FROM oncebox.tenant WHERE tenant_id = $1";
         let tenant = sqlx::query_as(TENANT)
             .bind(found.as_ref().map(|(_, tenant_id, _)| *tenant_id))
-            .fetch_one(&self.pool)
+            .fetch_one(&self.0.pool)
             .await?;
         let is_live = found.is_some_and(|(.., is_live)| is_live);
         let uncaptured_tables =
             if is_live { self.uncaptured_tables(&tenant).await? } else { Vec::new() };
-        let pool = &self.place(&tenant)?.pool;
+        let pool = &self.0.tenant_databases().get(&tenant)?.pool;
         let total: Option<Total> =
             sqlx::query_as("SELECT * FROM oncebox.shadow_total WHERE deployment_id = $1")
                 .bind(deployment_id)

@@ -7,8 +7,9 @@ use sqlx::PgConnection;
 
 use crate::{
     audit::Subject,
-    control::{Admin, check_name},
+    control::check_name,
     deployments::{Deployment, NewDeployment},
+    handles::Versions,
 };
 
 /// A component that passed every check that is possible without compiling it.
@@ -165,19 +166,22 @@ pub(crate) async fn by_id(
     Ok(select("WHERE v.version_id = $1").bind(version_id).fetch_one(connection).await?)
 }
 
-impl Admin {
+impl Versions<'_> {
     /// Stores an upload as a version of a handler. Identical bytes give the existing version. A
-    /// component that failed to compile is queued again.
-    pub async fn add_version(
+    /// component that failed to compile is queued again. Returns the version.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such tenant. `Invalid` for a bad name.
+    pub async fn add(
         &self,
         tenant: &str,
         handler: &str,
         new: NewVersion<'_>,
     ) -> Result<Version, InboxError> {
         check_name("handler", handler)?;
-        let tenant = self.tenant(tenant).await?;
+        let tenant = self.0.tenants().get(tenant).await?;
         let digest: [u8; 32] = Sha256::digest(new.component).into();
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.0.pool.begin().await?;
         const COMPONENT: &str = "INSERT INTO oncebox.component AS c (digest, bytes, state, report) \
             VALUES ($1, $2, $3, $4) \
             ON CONFLICT (digest) DO UPDATE SET state = excluded.state, problems = '[]', \
@@ -209,13 +213,15 @@ impl Admin {
             .bind(handler_id)
             .bind(&digest[..])
             .bind(source)
-            .bind(&self.actor)
+            .bind(&self.0.actor)
             .fetch_optional(&mut *tx)
             .await?;
         if inserted.is_some() {
             let details =
                 serde_json::json!({ "digest": hex::encode(digest), "bytes": new.component.len() });
-            self.audit(&mut tx, "version.upload", Subject::of(&tenant.name, handler), details)
+            self.0
+                .audit()
+                .record(&mut tx, "version.upload", Subject::of(&tenant.name, handler), details)
                 .await?;
         }
         let version = find(&mut tx, tenant.tenant_id, handler, &hex::encode(digest)).await?;
@@ -224,35 +230,48 @@ impl Admin {
     }
 
     /// Returns a version by its digest, or by enough of the digest's first digits.
-    pub async fn version(
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such version. `Invalid` for digits that fit several.
+    pub async fn get(
         &self,
         tenant: &str,
         handler: &str,
         digest: &str,
     ) -> Result<Version, InboxError> {
-        let tenant = self.tenant(tenant).await?;
-        let mut connection = self.pool.acquire().await?;
+        let tenant = self.0.tenants().get(tenant).await?;
+        let mut connection = self.0.pool.acquire().await?;
         find(&mut connection, tenant.tenant_id, handler, digest).await
     }
 
     /// Lists the versions of a handler, newest first.
-    pub async fn versions(&self, tenant: &str, handler: &str) -> Result<Vec<Version>, InboxError> {
+    ///
+    /// # Errors
+    /// An error of the host's database.
+    pub async fn list(&self, tenant: &str, handler: &str) -> Result<Vec<Version>, InboxError> {
         const LIST: &str = "WHERE h.tenant_id = $1 AND h.name = $2 ORDER BY v.version_id DESC";
-        let tenant = self.tenant(tenant).await?;
-        Ok(select(LIST).bind(tenant.tenant_id).bind(handler).fetch_all(&self.pool).await?)
+        let tenant = self.0.tenants().get(tenant).await?;
+        Ok(select(LIST).bind(tenant.tenant_id).bind(handler).fetch_all(&self.0.pool).await?)
     }
 
     /// Lists the handlers of a tenant, by name.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn handlers(&self, tenant: &str) -> Result<Vec<HandlerRow>, InboxError> {
         const LIST: &str = "SELECT h.name, count(v.version_id) AS versions, max(v.created_at) AS \
             latest_at \
             FROM oncebox.handler h LEFT JOIN oncebox.version v USING (handler_id) WHERE \
             h.tenant_id = $1 GROUP BY h.name ORDER BY h.name";
-        let tenant = self.tenant(tenant).await?;
-        Ok(sqlx::query_as(LIST).bind(tenant.tenant_id).fetch_all(&self.pool).await?)
+        let tenant = self.0.tenants().get(tenant).await?;
+        Ok(sqlx::query_as(LIST).bind(tenant.tenant_id).fetch_all(&self.0.pool).await?)
     }
 
     /// Uploads a component that the caller has just compiled, and deploys that version.
+    /// Returns the deployment.
+    ///
+    /// # Errors
+    /// The errors of [`Versions::add`] and [`Deployments::deploy`](crate::Deployments::deploy).
     pub async fn deploy_compiled(
         &self,
         tenant: &str,
@@ -262,20 +281,25 @@ impl Admin {
     ) -> Result<Deployment, InboxError> {
         let version =
             NewVersion { component, source_digest: None, report: &Value::Null, is_compiled: true };
-        let version = self.add_version(tenant, &new.handler, version).await?;
-        self.deploy(
-            tenant,
-            consumer,
-            &NewDeployment { version: hex::encode(version.digest), ..new },
-        )
-        .await
+        let version = self.add(tenant, &new.handler, version).await?;
+        self.0
+            .deployments()
+            .deploy(
+                tenant,
+                consumer,
+                &NewDeployment { version: hex::encode(version.digest), ..new },
+            )
+            .await
     }
 
     /// Returns the bytes of a component.
+    ///
+    /// # Errors
+    /// `NotFound` where it is not stored, or an error of the host's database.
     pub async fn component(&self, digest: &[u8]) -> Result<Vec<u8>, InboxError> {
         let bytes = sqlx::query_scalar("SELECT bytes FROM oncebox.component WHERE digest = $1")
             .bind(digest)
-            .fetch_optional(&self.pool)
+            .fetch_optional(&self.0.pool)
             .await?;
         bytes.ok_or_else(|| {
             InboxError::NotFound(format!("there is no component `{}`", hex::encode(digest)))

@@ -49,7 +49,7 @@ impl Look<'_> {
     }
 
     async fn tries(&self, tenant: &Tenant) -> Vec<Finding> {
-        let credentials = match self.admin.credentials(tenant) {
+        let credentials = match self.control.tenant_databases().credentials(tenant) {
             Ok(credentials) => credentials,
             Err(error) => {
                 let found =

@@ -24,7 +24,9 @@ use oncebox_model::error::{InboxError, plain};
 use serde::Serialize;
 use sqlx::{AssertSqlSafe, PgPool, postgres::PgConnectOptions};
 
-use crate::{control::Admin, database::schema::REVOKED_FUNCTIONS, tenants::Tenant};
+use crate::{
+    control::Control, database::schema::REVOKED_FUNCTIONS, handles::Doctor, tenants::Tenant,
+};
 
 /// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -129,7 +131,7 @@ const CLOSE: &str = "format('GRANT EXECUTE ON FUNCTION %1$s TO %2$I, %3$I; REVOK
 
 /// One database under check, and the tenants that live in it.
 struct Look<'a> {
-    admin: &'a Admin,
+    control: &'a Control,
     pool: PgPool,
     options: PgConnectOptions,
     place: String,
@@ -138,13 +140,13 @@ struct Look<'a> {
     version: i32,
 }
 
-impl Admin {
+impl<'a> Doctor<'a> {
     /// Checks every database that holds tenants, and the host's own. Returns the findings by
     /// severity, errors first.
     ///
     /// # Errors
     /// An error where the tenants cannot be listed.
-    pub async fn doctor(&self, limits: HostLimits) -> Result<Vec<Finding>, InboxError> {
+    pub async fn run(&self, limits: HostLimits) -> Result<Vec<Finding>, InboxError> {
         let mut findings = Vec::new();
         for look in self.looks(limits, &mut findings).await? {
             findings.extend(look.all().await);
@@ -160,9 +162,9 @@ impl Admin {
         &self,
         limits: HostLimits,
         findings: &mut Vec<Finding>,
-    ) -> Result<Vec<Look<'_>>, InboxError> {
+    ) -> Result<Vec<Look<'a>>, InboxError> {
         let look = |pool: PgPool, options: PgConnectOptions| Look {
-            admin: self,
+            control: self.0,
             place: place_name(&options),
             pool,
             options,
@@ -171,13 +173,14 @@ impl Admin {
             version: 0,
         };
         let mut looks = BTreeMap::from([(
-            place_name(&self.options),
-            look(self.pool.clone(), self.options.clone()),
+            place_name(&self.0.options),
+            look(self.0.pool.clone(), self.0.options.clone()),
         )]);
         // Skips tenants in deletion: their roles and schema go before their row does.
-        for tenant in self.tenants().await?.into_iter().filter(|tenant| tenant.state != "deleting")
+        for tenant in
+            self.0.tenants().list().await?.into_iter().filter(|tenant| !tenant.state.is_deleting())
         {
-            match self.place(&tenant) {
+            match self.0.tenant_databases().get(&tenant) {
                 Ok(place) => {
                     let entry = looks
                         .entry(place_name(&place.options))

@@ -118,12 +118,12 @@ impl Look<'_> {
             FROM oncebox.consumer";
         let figures: Result<(i64, i64, i64, i64), _> =
             sqlx::query_as(FIGURES).fetch_one(&self.pool).await;
-        let batch: Result<i64, _> = sqlx::query_scalar(BATCH).fetch_one(&self.admin.pool).await;
+        let batch: Result<i64, _> = sqlx::query_scalar(BATCH).fetch_one(&self.control.pool).await;
         let ((per_transaction, backends, connections, partitions), batch) = match (figures, batch) {
             (Ok(figures), Ok(batch)) => (figures, batch),
             (Err(error), _) | (_, Err(error)) => return vec![self.unknown("locks", &error)],
         };
-        let hosts = self.admin.hosts().await.map_or(1, |hosts| hosts.len().max(1) as i64);
+        let hosts = self.control.hosts().list().await.map_or(1, |hosts| hosts.len().max(1) as i64);
         let sessions = self.limits.connections_max as i64 * hosts;
         let each = batch + partitions + LOCKS_BESIDE;
         vec![

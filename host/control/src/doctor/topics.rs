@@ -6,15 +6,15 @@ use std::collections::BTreeSet;
 use oncebox_model::tenant_limits::TenantLimits;
 
 use super::{Finding, Severity, place_name};
-use crate::{consumers::Consumer, control::Admin, tenants::Tenant};
+use crate::{consumers::Consumer, handles::Doctor, tenants::Tenant};
 
 /// Maximum of names in a finding; further ones are counted.
 const NAMES_MAX: usize = 10;
 
-impl Admin {
+impl<'a> Doctor<'a> {
     /// Checks that every tenant's tokens and consumers name topics of that tenant alone.
     pub(super) async fn topics_are_apart(&self) -> Vec<Finding> {
-        let place = place_name(&self.options);
+        let place = place_name(&self.0.options);
         let finding = |severity, found: String| Finding {
             place: place.clone(),
             check: "topics",
@@ -23,17 +23,18 @@ impl Admin {
             sql: None,
             advice: None,
         };
-        let (tenants, consumers) = match (self.tenants().await, self.consumers().await) {
-            (Ok(tenants), Ok(consumers)) => (tenants, consumers),
-            (Err(error), _) | (_, Err(error)) => {
-                return vec![finding(
-                    Severity::Unknown,
-                    format!("the database does not tell: {error}"),
-                )];
-            }
-        };
+        let (tenants, consumers) =
+            match (self.0.tenants().list().await, self.0.consumers().list().await) {
+                (Ok(tenants), Ok(consumers)) => (tenants, consumers),
+                (Err(error), _) | (_, Err(error)) => {
+                    return vec![finding(
+                        Severity::Unknown,
+                        format!("the database does not tell: {error}"),
+                    )];
+                }
+            };
         let mut findings = Vec::new();
-        for tenant in tenants.iter().filter(|tenant| tenant.state != "deleting") {
+        for tenant in tenants.iter().filter(|tenant| !tenant.state.is_deleting()) {
             findings.extend(wide(tenant).map(|(severity, found)| {
                 let fix = format!(
                     "UPDATE oncebox.tenant SET limits = limits - 'topics_allowed', revision = \

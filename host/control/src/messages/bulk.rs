@@ -12,7 +12,7 @@ use sqlx::{PgConnection, PgPool, Postgres, QueryBuilder};
 use crate::{
     audit::Subject,
     consumers::Consumer,
-    control::Admin,
+    handles::Messages,
     messages::filter::{FROM, Filter},
 };
 
@@ -96,7 +96,7 @@ pub struct BulkResult {
 /// Most messages that are counted.
 const COUNT_MAX: i64 = 100_000;
 
-impl Admin {
+impl Messages<'_> {
     /// Does the action on a batch of messages, or counts them.
     pub async fn act_on_messages(
         &self,
@@ -104,31 +104,31 @@ impl Admin {
         name: &str,
         bulk: &BulkAction,
     ) -> Result<BulkResult, InboxError> {
-        let consumer = self.consumer(tenant, name).await?;
-        if consumer.state == "deleting" {
+        let consumer = self.0.consumers().get(tenant, name).await?;
+        if consumer.state.is_deleting() {
             return Err(InboxError::conflict(format!(
                 "consumer `{tenant}/{name}` is being deleted"
             )));
         }
-        let place = self.place(&self.tenant(tenant).await?)?;
+        let database = self.0.tenant_databases().get(&self.0.tenants().get(tenant).await?)?;
         let versions = self.versions_like(bulk.filter.version.as_deref()).await?;
         let as_of = match bulk.as_of {
             Some(as_of) => as_of,
-            None => sqlx::query_scalar("SELECT now()").fetch_one(&place.pool).await?,
+            None => sqlx::query_scalar("SELECT now()").fetch_one(&database.pool).await?,
         };
         let selection = Selection { consumer: &consumer, bulk, versions: &versions, as_of };
         let mut changed = 0;
         if bulk.limit > 0 {
-            let ids = selection.ids(&place.pool).await?;
+            let ids = selection.ids(&database.pool).await?;
             if !ids.is_empty() {
                 hooks::point("inbox:action:before");
                 changed = self
-                    .act_on_ids(&consumer, &place.pool, place.is_own, bulk, &ids, as_of)
+                    .act_on_ids(&consumer, &database.pool, database.is_dedicated, bulk, &ids, as_of)
                     .await?;
                 hooks::point("inbox:action:after");
             }
         }
-        Ok(BulkResult { changed, left: selection.count(&place.pool).await?, as_of })
+        Ok(BulkResult { changed, left: selection.count(&database.pool).await?, as_of })
     }
 
     /// Does the action on messages with these ids, and writes the audit log. The log is written in
@@ -136,8 +136,8 @@ impl Admin {
     async fn act_on_ids(
         &self,
         consumer: &Consumer,
-        place: &PgPool,
-        is_own: bool,
+        database: &PgPool,
+        is_dedicated: bool,
         bulk: &BulkAction,
         ids: &[String],
         as_of: DateTime<Utc>,
@@ -146,15 +146,15 @@ impl Admin {
         let action = format!("inbox.{}", bulk.action.name());
         let details =
             |messages: i64| json!({ "reason": bulk.reason, "messages": messages, "as_of": as_of });
-        if is_own {
-            let mut tx = self.pool.begin().await?;
-            self.audit(&mut tx, &action, subject(), details(ids.len() as i64)).await?;
+        if is_dedicated {
+            let mut tx = self.0.pool.begin().await?;
+            self.0.audit().record(&mut tx, &action, subject(), details(ids.len() as i64)).await?;
             tx.commit().await?;
         }
-        let mut tx = place.begin().await?;
+        let mut tx = database.begin().await?;
         let changed = self.act_in(&mut tx, consumer, bulk, ids, as_of).await?;
-        if !is_own && changed > 0 {
-            self.audit(&mut tx, &action, subject(), details(changed)).await?;
+        if !is_dedicated && changed > 0 {
+            self.0.audit().record(&mut tx, &action, subject(), details(changed)).await?;
         }
         tx.commit().await?;
         Ok(changed)
@@ -175,7 +175,7 @@ impl Admin {
             .bind(bulk.action.name())
             .bind(ids)
             .bind(as_of)
-            .bind(&self.actor)
+            .bind(&self.0.actor)
             .bind(&bulk.reason);
         Ok(query.fetch_one(connection).await?.into())
     }
@@ -203,17 +203,17 @@ impl Selection<'_> {
     }
 
     /// Reads the ids of the oldest messages.
-    async fn ids(&self, place: &PgPool) -> Result<Vec<String>, InboxError> {
+    async fn ids(&self, database: &PgPool) -> Result<Vec<String>, InboxError> {
         let mut query = self.query("SELECT i.message_id");
         query
             .push(" ORDER BY i.received_at, i.\"offset\" LIMIT ")
             .push_bind(i64::from(self.bulk.limit));
-        Ok(query.build_query_scalar().fetch_all(place).await?)
+        Ok(query.build_query_scalar().fetch_all(database).await?)
     }
 
-    async fn count(&self, place: &PgPool) -> Result<i64, InboxError> {
+    async fn count(&self, database: &PgPool) -> Result<i64, InboxError> {
         let mut query = self.query("SELECT count(*) FROM (SELECT i.message_id");
         query.push(" LIMIT ").push_bind(COUNT_MAX).push(") m");
-        Ok(query.build_query_scalar().fetch_one(place).await?)
+        Ok(query.build_query_scalar().fetch_one(database).await?)
     }
 }

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use oncebox_model::{Reason, error::InboxError, hooks};
 use serde_json::json;
 
-use crate::{audit::Subject, control::Admin, messages::list::InboxRow};
+use crate::{audit::Subject, handles::Messages, messages::list::InboxRow};
 
 /// The new payload of a message, with the reason for it.
 #[derive(Debug, Clone)]
@@ -18,7 +18,7 @@ pub struct Edit {
     pub as_of: Option<DateTime<Utc>>,
 }
 
-impl Admin {
+impl Messages<'_> {
     /// Replaces the payload of a dead letter and redrives it. The row keeps its id and its headers,
     /// and the payload before is kept. A repeated request is refused, since the message is then no
     /// dead letter.
@@ -30,24 +30,24 @@ impl Admin {
         edit: &Edit,
     ) -> Result<(), InboxError> {
         const EDIT: &str = "SELECT oncebox.edit($1, $2, $3, $4, coalesce($5, now()), $6, $7)";
-        let consumer = self.consumer(tenant, name).await?;
-        if consumer.state == "deleting" {
+        let consumer = self.0.consumers().get(tenant, name).await?;
+        if consumer.state.is_deleting() {
             return Err(InboxError::conflict(format!(
                 "consumer `{tenant}/{name}` is being deleted"
             )));
         }
-        let place = self.place(&self.tenant(tenant).await?)?;
+        let database = self.0.tenant_databases().get(&self.0.tenants().get(tenant).await?)?;
         let subject = Subject::of(tenant, name);
         let details =
             json!({ "message_id": message_id, "reason": edit.reason, "bytes": edit.payload.len() });
         // The audit log is in the host's database. Where the message is in another database, the
         // attempt is logged before the change.
-        if place.is_own {
-            let mut tx = self.pool.begin().await?;
-            self.audit(&mut tx, "inbox.edit", subject, details.clone()).await?;
+        if database.is_dedicated {
+            let mut tx = self.0.pool.begin().await?;
+            self.0.audit().record(&mut tx, "inbox.edit", subject, details.clone()).await?;
             tx.commit().await?;
         }
-        let mut tx = place.pool.begin().await?;
+        let mut tx = database.pool.begin().await?;
         hooks::point("inbox:action:before");
         let query = sqlx::query_scalar(EDIT)
             .bind(consumer.consumer_id)
@@ -55,14 +55,17 @@ impl Admin {
             .bind(message_id)
             .bind(&edit.payload)
             .bind(edit.as_of)
-            .bind(&self.actor)
+            .bind(&self.0.actor)
             .bind(&edit.reason);
         if !query.fetch_one(&mut *tx).await? {
             tx.rollback().await?;
             return Err(self.edit_refused(tenant, name, message_id).await);
         }
-        if !place.is_own {
-            self.audit(&mut tx, "inbox.edit", Subject::of(tenant, name), details).await?;
+        if !database.is_dedicated {
+            self.0
+                .audit()
+                .record(&mut tx, "inbox.edit", Subject::of(tenant, name), details)
+                .await?;
         }
         tx.commit().await?;
         hooks::point("inbox:action:after");

@@ -7,7 +7,7 @@ use sqlx::{PgPool, Row};
 
 use crate::{
     consumers::Consumer,
-    control::Admin,
+    handles::Messages,
     messages::{
         filter::Filter,
         history::HistoryEvent,
@@ -29,7 +29,7 @@ pub struct Exported {
     pub history: Vec<HistoryEvent>,
 }
 
-impl Admin {
+impl Messages<'_> {
     /// Returns a page of a consumer's messages, newest first. A page may be shorter than the
     /// filter's limit; an empty page is the end.
     pub async fn inbox_export(
@@ -39,7 +39,7 @@ impl Admin {
         filter: &Filter,
         with_record: bool,
     ) -> Result<Vec<Exported>, InboxError> {
-        let consumer = self.consumer(tenant, consumer).await?;
+        let consumer = self.0.consumers().get(tenant, consumer).await?;
         let limit = filter.limit.min(EXPORTED_MAX);
         let filter = Filter {
             tenant: Some(tenant.to_owned()),
@@ -49,15 +49,15 @@ impl Admin {
         };
         // An export reads all messages.
         let mut rows = self.inbox_list_to(&filter, Depth::Whole).await?;
-        let place = self.place(&self.tenant(tenant).await?)?.pool;
+        let database = self.0.tenant_databases().get(&self.0.tenants().get(tenant).await?)?.pool;
         let ids =
             |rows: &[InboxRow]| rows.iter().map(|row| row.message_id.clone()).collect::<Vec<_>>();
         let mut records = HashMap::new();
         if with_record {
-            rows.truncate(fitting(&rows, &sizes(&place, &consumer, &ids(&rows)).await?));
-            records = self::records(&place, &consumer, &ids(&rows)).await?;
+            rows.truncate(fitting(&rows, &sizes(&database, &consumer, &ids(&rows)).await?));
+            records = self::records(&database, &consumer, &ids(&rows)).await?;
         }
-        let mut histories = self.histories(&place, consumer.consumer_id, &ids(&rows)).await?;
+        let mut histories = self.histories(&database, consumer.consumer_id, &ids(&rows)).await?;
         let exported = |row: InboxRow| {
             let history = histories.remove(&row.message_id).unwrap_or_default();
             let (key, headers, payload) = records.remove(&row.message_id).unwrap_or_default();
@@ -81,7 +81,7 @@ fn fitting(rows: &[InboxRow], sizes: &HashMap<String, i64>) -> usize {
 
 /// Reads the sizes of messages' records, in bytes, by id.
 async fn sizes(
-    place: &PgPool,
+    database: &PgPool,
     consumer: &Consumer,
     ids: &[String],
 ) -> Result<HashMap<String, i64>, InboxError> {
@@ -93,14 +93,14 @@ async fn sizes(
         .bind(consumer.consumer_id)
         .bind(consumer.policy()?.retention.class())
         .bind(ids);
-    Ok(query.fetch_all(place).await?.into_iter().collect())
+    Ok(query.fetch_all(database).await?.into_iter().collect())
 }
 
 type Record = (Option<Vec<u8>>, Option<Vec<u8>>, Option<Vec<u8>>);
 
 /// Reads key, headers and payload of messages, by id.
 async fn records(
-    place: &PgPool,
+    database: &PgPool,
     consumer: &Consumer,
     ids: &[String],
 ) -> Result<HashMap<String, Record>, InboxError> {
@@ -116,5 +116,10 @@ async fn records(
             (row.try_get("key")?, row.try_get("headers")?, row.try_get("payload")?),
         ))
     };
-    Ok(query.fetch_all(place).await?.into_iter().map(record).collect::<Result<_, sqlx::Error>>()?)
+    Ok(query
+        .fetch_all(database)
+        .await?
+        .into_iter()
+        .map(record)
+        .collect::<Result<_, sqlx::Error>>()?)
 }

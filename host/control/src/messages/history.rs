@@ -7,8 +7,8 @@ use oncebox_model::{MessageStatus, Reason, error::InboxError};
 use sqlx::PgPool;
 
 use crate::{
-    control::Admin,
-    deployments::{Role, Slot},
+    deployments::{DeploymentRole, Slot},
+    handles::Messages,
     messages::{list::InboxDetail, next_step::NextStep},
 };
 
@@ -98,7 +98,7 @@ struct HistoryRow {
     actor: Option<String>,
 }
 
-impl Admin {
+impl Messages<'_> {
     /// Returns a message with its history and its next step.
     pub async fn message_history(
         &self,
@@ -112,21 +112,21 @@ impl Admin {
             FROM oncebox.inbox_message WHERE tenant_name = $1 AND consumer_name = $2 AND \
             message_id = $3";
         let detail = self.inbox_show(tenant, consumer, message_id).await?;
-        let row = self.consumer(tenant, consumer).await?;
-        let place = self.place(&self.tenant(tenant).await?)?;
+        let row = self.0.consumers().get(tenant, consumer).await?;
+        let database = self.0.tenant_databases().get(&self.0.tenants().get(tenant).await?)?;
         let query = sqlx::query_as(ORDER).bind(tenant).bind(consumer).bind(message_id);
-        let found: Option<OrderRow> = query.fetch_optional(&place.pool).await?;
+        let found: Option<OrderRow> = query.fetch_optional(&database.pool).await?;
         let found = found.ok_or_else(|| {
             InboxError::NotFound(format!("message `{message_id}` was removed just now"))
         })?;
         let mut histories =
-            self.histories(&place.pool, found.consumer_id, &[message_id.to_owned()]).await?;
+            self.histories(&database.pool, found.consumer_id, &[message_id.to_owned()]).await?;
         let history = histories.remove(message_id).unwrap_or_default();
-        let blocked_by = blocked_by(&place.pool, found.consumer_id, message_id).await?;
+        let blocked_by = blocked_by(&database.pool, found.consumer_id, message_id).await?;
         let aggregate =
             found.sequence_version.map(|version| AggregateVersion { version, at: found.at });
-        let consumer_state = if row.tenant_state == "active" {
-            row.state.clone()
+        let consumer_state = if row.tenant_state.is_active() {
+            row.state.to_string()
         } else {
             format!("its tenant is {}", row.tenant_state)
         };
@@ -150,14 +150,14 @@ impl Admin {
     /// Returns a sentence with the event types that deployments of a consumer take.
     async fn deployed_types(&self, consumer_id: i32) -> Result<String, InboxError> {
         const SHOWN_MAX: usize = 10;
-        let live = self.deployment_list(consumer_id, false).await?;
+        let live = self.0.deployments().list(consumer_id, false).await?;
         let slot = |slot: &Slot| match &slot.event_versions {
             Some(versions) => format!("`{}` in versions `{versions}`", slot.event_type),
             None => format!("`{}`", slot.event_type),
         };
         let types: BTreeSet<_> = live
             .iter()
-            .filter(|deployment| deployment.role == Role::Stable)
+            .filter(|deployment| deployment.role == DeploymentRole::Stable)
             .map(|d| slot(&d.slot))
             .collect();
         let shown: Vec<_> = types.iter().take(SHOWN_MAX).map(String::as_str).collect();
@@ -173,7 +173,7 @@ impl Admin {
     /// Reads the histories of messages, by id.
     pub(crate) async fn histories(
         &self,
-        place: &PgPool,
+        database: &PgPool,
         consumer_id: i32,
         message_ids: &[String],
     ) -> Result<HashMap<String, Vec<HistoryEvent>>, InboxError> {
@@ -183,7 +183,7 @@ impl Admin {
                 WHERE consumer_id = $1 AND message_id = m.id ORDER BY history_id DESC LIMIT $3) h \
                 ORDER BY h.history_id";
         let query = sqlx::query_as(HISTORY).bind(consumer_id).bind(message_ids).bind(HISTORY_MAX);
-        let entries: Vec<HistoryRow> = query.fetch_all(place).await?;
+        let entries: Vec<HistoryRow> = query.fetch_all(database).await?;
         let digests =
             self.digests(entries.iter().filter_map(|entry| entry.version_id).collect()).await?;
         let mut histories: HashMap<_, Vec<_>> = HashMap::new();
@@ -204,7 +204,7 @@ impl Admin {
 
 /// Finds the first open message before this one in its key.
 async fn blocked_by(
-    place: &PgPool,
+    database: &PgPool,
     consumer_id: i32,
     message_id: &str,
 ) -> Result<Option<BlockedBy>, InboxError> {
@@ -218,7 +218,10 @@ async fn blocked_by(
         WHERE i.consumer_id = $1 AND i.message_id = $2 AND i.status NOT IN ('completed', \
         'skipped', 'discarded') \
         ORDER BY f.ordering_position, f.message_id COLLATE \"C\" LIMIT 1";
-    let found: Option<(String, MessageStatus, Option<String>)> =
-        sqlx::query_as(BLOCKED_BY).bind(consumer_id).bind(message_id).fetch_optional(place).await?;
+    let found: Option<(String, MessageStatus, Option<String>)> = sqlx::query_as(BLOCKED_BY)
+        .bind(consumer_id)
+        .bind(message_id)
+        .fetch_optional(database)
+        .await?;
     Ok(found.map(|(message_id, status, reason)| BlockedBy { message_id, status, reason }))
 }

@@ -7,7 +7,7 @@ use oncebox_model::{MessageStatus, error::InboxError};
 use sqlx::{PgPool, Postgres, QueryBuilder, Row};
 
 use super::filter::{FROM, Filter, NEWEST_FIRST};
-use crate::{control::Admin, tenants::Tenant};
+use crate::{handles::Messages, tenants::Tenant};
 
 /// A row of the inbox without its payload.
 #[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
@@ -102,7 +102,7 @@ pub(crate) enum Depth {
 /// Longest wait for a tenant's own database, while other callers wait behind it.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-impl Admin {
+impl Messages<'_> {
     /// Lists rows of the inbox, newest first. A list over all tenants leaves out those whose own
     /// database does not answer, and logs that. A filter without an index is refused where the
     /// newest `LOOKED_AT_MAX` messages of a consumer are not enough.
@@ -110,7 +110,7 @@ impl Admin {
         self.inbox_list_to(filter, Depth::Bounded).await
     }
 
-    /// Lists rows of the inbox as [`Admin::inbox_list`] does, to a given depth.
+    /// Lists rows of the inbox as [`Messages::inbox_list`] does, to a given depth.
     pub(crate) async fn inbox_list_to(
         &self,
         filter: &Filter,
@@ -118,7 +118,9 @@ impl Admin {
     ) -> Result<Vec<InboxRow>, InboxError> {
         let versions = &self.versions_like(filter.version.as_deref()).await?;
         let tenants = self
+            .0
             .tenants()
+            .list()
             .await?
             .into_iter()
             .filter(|tenant| filter.tenant.as_ref().is_none_or(|name| *name == tenant.name));
@@ -126,7 +128,7 @@ impl Admin {
         let mut rows = if hosts.is_empty() {
             Vec::new()
         } else {
-            list(&self.pool, filter, versions, depth).await?
+            list(&self.0.pool, filter, versions, depth).await?
         };
         let asked = own.iter().map(|tenant| async move {
             (tenant, self.inbox_list_of(tenant, filter, versions, depth).await)
@@ -157,9 +159,9 @@ impl Admin {
         depth: Depth,
     ) -> Result<Vec<InboxRow>, InboxError> {
         let filter = Filter { tenant: Some(tenant.name.clone()), ..filter.clone() };
-        let place = self.place(tenant)?;
+        let database = self.0.tenant_databases().get(tenant)?;
         let listed =
-            tokio::time::timeout(ANSWER_MAX, list(&place.pool, &filter, versions, depth)).await;
+            tokio::time::timeout(ANSWER_MAX, list(&database.pool, &filter, versions, depth)).await;
         let mut rows = listed.map_err(|_| away(tenant))??;
         self.name_versions(&mut rows).await?;
         Ok(rows)
@@ -173,7 +175,7 @@ impl Admin {
         const IDS: &str = "SELECT version_id FROM oncebox.version WHERE starts_with(encode(digest, \
             'hex'), lower($1))";
         let Some(prefix) = prefix else { return Ok(None) };
-        Ok(Some(sqlx::query_scalar(IDS).bind(prefix).fetch_all(&self.pool).await?))
+        Ok(Some(sqlx::query_scalar(IDS).bind(prefix).fetch_all(&self.0.pool).await?))
     }
 
     /// Sets the digests of the rows' versions. Versions are rows of the host's database, so a
@@ -190,7 +192,7 @@ impl Admin {
     pub(crate) async fn digests(&self, ids: Vec<i32>) -> Result<HashMap<i32, String>, InboxError> {
         const DIGESTS: &str = "SELECT version_id, encode(digest, 'hex') FROM oncebox.version WHERE \
             version_id = ANY ($1)";
-        Ok(sqlx::query_as(DIGESTS).bind(ids).fetch_all(&self.pool).await?.into_iter().collect())
+        Ok(sqlx::query_as(DIGESTS).bind(ids).fetch_all(&self.0.pool).await?.into_iter().collect())
     }
 
     /// Returns one row with its record.
@@ -201,16 +203,20 @@ impl Admin {
         message_id: &str,
     ) -> Result<InboxDetail, InboxError> {
         const WHERE: &str = " AND t.name = $1 AND c.name = $2 AND i.message_id = $3";
-        let place = self.place(&self.tenant(tenant).await?)?;
+        let database = self.0.tenant_databases().get(&self.0.tenants().get(tenant).await?)?;
         let query = sqlx::query_as(sqlx::AssertSqlSafe([ROW, FROM, WHERE].concat()));
-        let row: Option<InboxRow> =
-            query.bind(tenant).bind(consumer).bind(message_id).fetch_optional(&place.pool).await?;
+        let row: Option<InboxRow> = query
+            .bind(tenant)
+            .bind(consumer)
+            .bind(message_id)
+            .fetch_optional(&database.pool)
+            .await?;
         let mut row = row.ok_or_else(|| {
             InboxError::NotFound(format!(
                 "the inbox of `{tenant}/{consumer}` holds no message `{message_id}`"
             ))
         })?;
-        if place.is_own {
+        if database.is_dedicated {
             self.name_versions(std::slice::from_mut(&mut row)).await?;
         }
         const RECORD: &str = "SELECT key, headers, payload FROM oncebox.inbox_message WHERE \
@@ -219,7 +225,7 @@ impl Admin {
             .bind(tenant)
             .bind(consumer)
             .bind(message_id)
-            .fetch_one(&place.pool)
+            .fetch_one(&database.pool)
             .await?;
         let headers = record.try_get::<Option<&[u8]>, _>("headers")?;
         Ok(InboxDetail {
@@ -275,14 +281,14 @@ fn question(
 }
 
 #[cfg(feature = "test-hooks")]
-impl Admin {
+impl Messages<'_> {
     /// Returns PostgreSQL's plan of a list in the host's own database, with the pages that it
     /// reads; for tests.
     pub async fn inbox_list_plan(&self, filter: &Filter) -> Result<Vec<String>, InboxError> {
         let versions = self.versions_like(filter.version.as_deref()).await?;
         let mut question =
             question("EXPLAIN (ANALYZE, BUFFERS) ", filter, &versions, Depth::Bounded);
-        Ok(question.build_query_scalar().fetch_all(&self.pool).await?)
+        Ok(question.build_query_scalar().fetch_all(&self.0.pool).await?)
     }
 }
 

@@ -6,7 +6,7 @@ use oncebox_model::{
 };
 use sqlx::{Executor, PgPool};
 
-use crate::control::Admin;
+use crate::handles::Messages;
 
 /// Most messages of one state that a request counts; a higher number is not exact.
 const COUNTED_MAX: i64 = 100_000;
@@ -17,7 +17,7 @@ const OPEN: &str = include_str!("../../../inbox/src/retry/open_messages.sql");
 /// Planner settings for that statement.
 const PLAN_BY_KEY: &str = include_str!("../../../inbox/src/retry/plan_by_key.sql");
 
-impl Admin {
+impl Messages<'_> {
     /// Counts the open messages of a consumer, and returns the alert bounds of its policy that they
     /// reach.
     pub async fn backlog(
@@ -26,9 +26,9 @@ impl Admin {
         consumer: &str,
     ) -> Result<(Backlog, Vec<Alert>), InboxError> {
         let (tenant, consumer) =
-            (self.tenant(tenant).await?, self.consumer(tenant, consumer).await?);
+            (self.0.tenants().get(tenant).await?, self.0.consumers().get(tenant, consumer).await?);
         let policy = consumer.policy()?;
-        let pool = self.place(&tenant)?.pool;
+        let pool = self.0.tenant_databases().get(&tenant)?.pool;
         let backlog = count(&pool, consumer.consumer_id, policy.retention.class()).await?;
         let alerts = backlog.alerts(&policy.alerts);
         Ok((backlog, alerts))

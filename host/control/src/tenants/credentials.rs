@@ -70,6 +70,9 @@ impl Credentials {
 
 impl MasterKey {
     /// Returns the secrets of a tenant: unsealed, or derived where the row has none.
+    ///
+    /// # Errors
+    /// `Sealed` where the key does not open them.
     pub fn credentials(&self, tenant: &Tenant) -> Result<Credentials, InboxError> {
         match &tenant.credentials {
             Some(sealed) => Credentials::unsealed(self, &tenant.login, sealed),

@@ -30,6 +30,9 @@ pub enum Login {
 
 impl MasterKey {
     /// Parses a key from 64 hexadecimal digits.
+    ///
+    /// # Errors
+    /// `Invalid` where the text is not 64 hexadecimal digits.
     pub fn parse(text: &str) -> Result<Self, InboxError> {
         let mut key = [0; 32];
         hex::decode_to_slice(text.trim(), &mut key).map_err(|_| {

@@ -17,7 +17,7 @@ pub(crate) mod seal;
 // Verifiers of passwords, as PostgreSQL stores them.
 pub(crate) mod scram;
 
-use oncebox_model::{error::InboxError, tenant_limits::TenantLimits};
+use oncebox_model::{error::InboxError, status::TenantState, tenant_limits::TenantLimits};
 use serde::Serialize;
 use serde_json::json;
 use sqlx::{Executor, PgConnection, PgPool};
@@ -25,8 +25,9 @@ use sqlx::{Executor, PgConnection, PgPool};
 use self::{credentials::Credentials, keys::secret_hash, roles::role_statements};
 use crate::{
     audit::Subject,
-    control::{Admin, check_name, taken},
+    control::{check_name, taken},
     database::locks::{self, HostLock},
+    handles::{TenantDatabases, Tenants},
 };
 
 /// A tenant's row.
@@ -42,8 +43,8 @@ pub struct Tenant {
     pub login: String,
     /// Login that owns the schema.
     pub owner_login: String,
-    /// `active`, `suspended` or `deleting`.
-    pub state: String,
+    /// State.
+    pub state: TenantState,
     /// Limits that hosts enforce for the tenant.
     #[sqlx(json)]
     pub limits: TenantLimits,
@@ -65,14 +66,17 @@ pub struct Tenant {
     pub created_at: chrono::DateTime<chrono::Utc>,
 }
 
-impl Admin {
-    /// Creates a tenant: its row, its schema and its two login roles.
-    pub async fn create_tenant(&self, name: &str) -> Result<Tenant, InboxError> {
+impl Tenants<'_> {
+    /// Creates a tenant: its row, its schema and its two login roles. Returns the tenant.
+    ///
+    /// # Errors
+    /// `Invalid` for a bad name. `Conflict` for a name in use.
+    pub async fn create(&self, name: &str) -> Result<Tenant, InboxError> {
         check_name("tenant", name)?;
         let opaque = hex::encode(rand::random::<[u8; 6]>());
         let (schema, login, owner) =
             (format!("t_{opaque}"), format!("oncebox_{opaque}"), format!("oncebox_{opaque}_owner"));
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.0.pool.begin().await?;
         lock_grants(&mut tx).await?;
         let credentials = Credentials::generate();
         let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())")
@@ -90,16 +94,18 @@ impl Admin {
             .bind(&login)
             .bind(&owner)
             .bind(secret_hash(&credentials.secret))
-            .bind(credentials.sealed(&self.key, &login))
+            .bind(credentials.sealed(&self.0.key, &login))
             .fetch_one(&mut *tx)
             .await
             .map_err(|error| taken(error, "tenant", name))?;
-        self.audit(&mut tx, "tenant.create", Subject::tenant(name), json!({})).await?;
+        self.0.audit().record(&mut tx, "tenant.create", Subject::tenant(name), json!({})).await?;
         tx.commit().await?;
-        self.restrict_logs(&self.pool, &login, &owner).await;
+        self.0.tenant_databases().restrict_logs(&self.0.pool, &login, &owner).await;
         Ok(tenant)
     }
+}
 
+impl TenantDatabases<'_> {
     /// Sets defaults of the tenant's roles. They keep parameters of slow statements out of the
     /// server's log and bound temporary files. The guest login also notices deadlocks soon: on hot
     /// rows the wait for the detector is most of the time. Only a superuser may set them; each
@@ -123,18 +129,23 @@ impl Admin {
             }
         }
     }
+}
 
+impl Tenants<'_> {
     /// Removes a tenant that was just created and has neither consumers nor sessions, so that its
     /// creation can be tried again.
-    pub async fn take_back_tenant(&self, tenant: &Tenant) -> Result<(), InboxError> {
+    ///
+    /// # Errors
+    /// An error of the host's database or of the tenant's.
+    pub async fn take_back(&self, tenant: &Tenant) -> Result<(), InboxError> {
         if tenant.database.is_some() {
-            return self.take_back_from_place(tenant).await;
+            return self.0.tenant_databases().take_back_from_database(tenant).await;
         }
         let Tenant { schema_name: schema, login, owner_login: owner, .. } = tenant;
         let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())")
-            .fetch_one(&self.pool)
+            .fetch_one(&self.0.pool)
             .await?;
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.0.pool.begin().await?;
         lock_grants(&mut tx).await?;
         sqlx::query("DELETE FROM oncebox.tenant WHERE tenant_id = $1")
             .bind(tenant.tenant_id)
@@ -148,22 +159,31 @@ impl Admin {
              DROP ROLE {login}, {owner}"
         );
         tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(undo))).await?;
-        self.audit(&mut tx, "tenant.take_back", Subject::tenant(&tenant.name), json!({})).await?;
+        self.0
+            .audit()
+            .record(&mut tx, "tenant.take_back", Subject::tenant(&tenant.name), json!({}))
+            .await?;
         Ok(tx.commit().await?)
     }
 
     /// Lists all tenants, by name.
-    pub async fn tenants(&self) -> Result<Vec<Tenant>, InboxError> {
+    ///
+    /// # Errors
+    /// An error of the host's database.
+    pub async fn list(&self) -> Result<Vec<Tenant>, InboxError> {
         Ok(sqlx::query_as("SELECT * FROM oncebox.tenant ORDER BY name")
-            .fetch_all(&self.pool)
+            .fetch_all(&self.0.pool)
             .await?)
     }
 
     /// Returns one tenant.
-    pub async fn tenant(&self, name: &str) -> Result<Tenant, InboxError> {
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such tenant, or an error of the host's database.
+    pub async fn get(&self, name: &str) -> Result<Tenant, InboxError> {
         let tenant = sqlx::query_as("SELECT * FROM oncebox.tenant WHERE name = $1")
             .bind(name)
-            .fetch_optional(&self.pool)
+            .fetch_optional(&self.0.pool)
             .await?;
         tenant.ok_or_else(|| {
             InboxError::NotFound(format!(

@@ -7,7 +7,7 @@ use sqlx::{Executor, PgConnection};
 
 use crate::{
     audit::Subject,
-    control::Admin,
+    handles::Tenants,
     tenants::{
         Tenant,
         credentials::{CREDENTIALS, Credentials},
@@ -30,14 +30,18 @@ pub struct KeyRotation {
     pub unchanged: usize,
 }
 
-impl Admin {
+impl Tenants<'_> {
     /// Gives a tenant new passwords and a new secret, in one transaction. Open sessions go on: the
     /// earlier secret counts for ten more minutes, and PostgreSQL asks for a password only at the
-    /// start of a connection.
+    /// start of a connection. Returns the tenant.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such tenant. `NotThereYet` where the tenant's own database does
+    /// not know of the change yet.
     pub async fn rotate_credentials(&self, name: &str) -> Result<Tenant, InboxError> {
-        let mut tx = self.pool.begin().await?;
-        let tenant = self.lock_tenant(&mut tx, name).await?;
-        let credentials = self.credentials(&tenant)?.rotated();
+        let mut tx = self.0.pool.begin().await?;
+        let tenant = self.lock(&mut tx, name).await?;
+        let credentials = self.0.tenant_databases().credentials(&tenant)?.rotated();
         // This transaction cannot change roles of another database.
         if tenant.database_url.is_none() {
             set_passwords(&mut tx, &tenant, &credentials).await?;
@@ -45,20 +49,22 @@ impl Admin {
         set_secret(&mut tx, &tenant, &credentials).await?;
         const KEEP: &str = "UPDATE oncebox.tenant SET credentials = $2, revision = revision + 1 \
             WHERE tenant_id = $1 RETURNING *";
-        let sealed = credentials.sealed(&self.key, &tenant.login);
+        let sealed = credentials.sealed(&self.0.key, &tenant.login);
         let tenant: Tenant =
             sqlx::query_as(KEEP).bind(tenant.tenant_id).bind(sealed).fetch_one(&mut *tx).await?;
-        self.audit(
-            &mut tx,
-            "tenant.rotate_credentials",
-            Subject::tenant(name),
-            json!({ "revision": tenant.revision }),
-        )
-        .await?;
+        self.0
+            .audit()
+            .record(
+                &mut tx,
+                "tenant.rotate_credentials",
+                Subject::tenant(name),
+                json!({ "revision": tenant.revision }),
+            )
+            .await?;
         tx.commit().await?;
-        self.announce_tenant(&tenant).await;
-        let mirrored = self.mirror(&tenant).await;
-        mirrored.map_err(|source| InboxError::NotPropagated {
+        self.announce(&tenant).await;
+        let replicated = self.0.tenant_databases().replicate(&tenant).await;
+        replicated.map_err(|source| InboxError::NotPropagated {
             text: format!(
                 "the credentials of `{name}` are new, but its own database does not know them yet: \
                     sessions that are open go on, new ones \
@@ -72,16 +78,20 @@ impl Admin {
     /// Seals everything under another master key, in one transaction. A value that is sealed under
     /// that key already stays as it is. A second run therefore finishes what hosts with the old key
     /// have sealed in between. Nothing changes when a value opens with neither key.
+    /// Returns the numbers of values.
+    ///
+    /// # Errors
+    /// `Sealed` where a value opens with neither key.
     pub async fn rotate_master_key(&self, new: &MasterKey) -> Result<KeyRotation, InboxError> {
-        let keys = new.clone().with_previous(&self.key);
-        let mut tx = self.pool.begin().await?;
+        let keys = new.clone().with_previous(&self.0.key);
+        let mut tx = self.0.pool.begin().await?;
         let tenants: Vec<Tenant> =
             sqlx::query_as("SELECT * FROM oncebox.tenant ORDER BY tenant_id FOR NO KEY UPDATE")
                 .fetch_all(&mut *tx)
                 .await?;
         let mut rotation = KeyRotation { key: new.name(), sealed: 0, unchanged: 0 };
         for tenant in &tenants {
-            if tenant.state == "deleting" && tenant.credentials.is_none() {
+            if tenant.state.is_deleting() && tenant.credentials.is_none() {
                 // The tenant was created before credentials were sealed, and its secret is already
                 // cleared.
                 rotation.unchanged += 1;
@@ -111,8 +121,11 @@ impl Admin {
         }
         if rotation.sealed > 0 {
             let details =
-                json!({ "from": self.key.name(), "to": new.name(), "tenants": rotation.sealed });
-            self.audit(&mut tx, "keys.rotate", Subject::platform("master key"), details).await?;
+                json!({ "from": self.0.key.name(), "to": new.name(), "tenants": rotation.sealed });
+            self.0
+                .audit()
+                .record(&mut tx, "keys.rotate", Subject::platform("master key"), details)
+                .await?;
         }
         tx.commit().await?;
         Ok(rotation)

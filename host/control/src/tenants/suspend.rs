@@ -1,65 +1,79 @@
 //! Changes of a tenant while hosts run: suspend, resume, other limits. Each raises the tenant's
 //! revision in its own transaction. Hosts compare the revision with the one they run, and act.
 
-use oncebox_model::error::InboxError;
+use oncebox_model::{error::InboxError, status::TenantState};
 use serde_json::{Map, Value, json};
 use sqlx::PgConnection;
 
-use crate::{audit::Subject, control::Admin, deployments::deploy::CHANNEL, tenants::Tenant};
+use crate::{audit::Subject, deployments::deploy::CHANNEL, handles::Tenants, tenants::Tenant};
 
-impl Admin {
+impl Tenants<'_> {
     /// Suspends all consumers of a tenant: hosts finish the batches that they run and leave its
-    /// groups. Its tokens only read from then on.
-    pub async fn suspend_tenant(&self, name: &str) -> Result<Tenant, InboxError> {
-        self.change_tenant_state(name, "suspended", "tenant.suspend").await
+    /// groups. Its tokens only read from then on. Returns the tenant.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such tenant. `Conflict` where it is being deleted.
+    pub async fn suspend(&self, name: &str) -> Result<Tenant, InboxError> {
+        self.change_state(name, TenantState::Suspended, "tenant.suspend").await
     }
 
-    /// Resumes a suspended tenant: its consumers continue where they were.
-    pub async fn resume_tenant(&self, name: &str) -> Result<Tenant, InboxError> {
-        self.change_tenant_state(name, "active", "tenant.resume").await
+    /// Resumes a suspended tenant: its consumers continue where they were. Returns the tenant.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such tenant. `Conflict` where it is being deleted.
+    pub async fn resume(&self, name: &str) -> Result<Tenant, InboxError> {
+        self.change_state(name, TenantState::Active, "tenant.resume").await
     }
 
-    /// Returns the state of a tenant: `active`, `suspended` or `deleting`; none where there is no
-    /// tenant.
-    pub async fn tenant_state(&self, name: &str) -> Result<Option<String>, InboxError> {
+    /// Returns the state of a tenant, or none where there is no tenant.
+    ///
+    /// # Errors
+    /// An error of the host's database.
+    pub async fn state(&self, name: &str) -> Result<Option<TenantState>, InboxError> {
         let state =
             sqlx::query_scalar("SELECT state FROM oncebox.tenant WHERE name = $1").bind(name);
-        Ok(state.fetch_optional(&self.pool).await?)
+        Ok(state.fetch_optional(&self.0.pool).await?)
     }
 
     /// Sets the state of a tenant. Setting the present state changes nothing and writes no audit
     /// row.
-    async fn change_tenant_state(
+    async fn change_state(
         &self,
         name: &str,
-        to: &str,
+        to: TenantState,
         action: &str,
     ) -> Result<Tenant, InboxError> {
-        let mut tx = self.pool.begin().await?;
-        let tenant = self.lock_tenant(&mut tx, name).await?;
+        let mut tx = self.0.pool.begin().await?;
+        let tenant = self.lock(&mut tx, name).await?;
         if tenant.state == to {
             tx.rollback().await?;
             return Ok(tenant);
         }
         let tenant = set_state(&mut tx, &tenant, to).await?;
-        self.audit(&mut tx, action, Subject::tenant(name), json!({ "revision": tenant.revision }))
+        self.0
+            .audit()
+            .record(&mut tx, action, Subject::tenant(name), json!({ "revision": tenant.revision }))
             .await?;
         tx.commit().await?;
-        self.announce_tenant(&tenant).await;
+        self.announce(&tenant).await;
         Ok(tenant)
     }
 
     /// Changes some of a tenant's limits; `null` removes one. Limits that `changes` does not name
-    /// stay.
-    pub async fn limit_tenant(
+    /// stay. Returns the tenant.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such tenant. `Invalid` for an unknown limit or a value out of
+    /// range. `Conflict` where it is being deleted.
+    pub async fn set_limits(
         &self,
         name: &str,
         changes: &Map<String, Value>,
     ) -> Result<Tenant, InboxError> {
         const SET: &str = "UPDATE oncebox.tenant SET limits = $2, revision = revision + 1 WHERE \
             tenant_id = $1 RETURNING *";
-        let mut tx = self.pool.begin().await?;
-        let tenant = self.lock_tenant(&mut tx, name).await?;
+        let mut tx = self.0.pool.begin().await?;
+        let tenant = self.lock(&mut tx, name).await?;
         let limits = tenant.limits.changed(changes)?;
         if limits == tenant.limits {
             tx.rollback().await?;
@@ -70,16 +84,18 @@ impl Admin {
             .bind(json!(limits))
             .fetch_one(&mut *tx)
             .await?;
-        self.audit(&mut tx, "tenant.limits", Subject::tenant(name), Value::Object(changes.clone()))
+        self.0
+            .audit()
+            .record(&mut tx, "tenant.limits", Subject::tenant(name), Value::Object(changes.clone()))
             .await?;
         tx.commit().await?;
-        self.announce_tenant(&tenant).await;
+        self.announce(&tenant).await;
         Ok(tenant)
     }
 
     /// Reads and locks a tenant's row against other changes. Refuses a tenant that is being
     /// deleted.
-    pub(crate) async fn lock_tenant(
+    pub(crate) async fn lock(
         &self,
         connection: &mut PgConnection,
         name: &str,
@@ -89,19 +105,19 @@ impl Admin {
         let tenant: Option<Tenant> =
             sqlx::query_as(LOCK).bind(name).fetch_optional(connection).await?;
         match tenant {
-            Some(tenant) if tenant.state == "deleting" => Err(being_deleted(name)),
+            Some(tenant) if tenant.state.is_deleting() => Err(being_deleted(name)),
             Some(tenant) => Ok(tenant),
-            None => self.tenant(name).await,
+            None => self.get(name).await,
         }
     }
 
     /// Notifies the hosts that a tenant changed. Call it after the commit. As for deployments, it
     /// is only a hint.
-    pub(crate) async fn announce_tenant(&self, tenant: &Tenant) {
+    pub(crate) async fn announce(&self, tenant: &Tenant) {
         let notify = sqlx::query("SELECT pg_notify($1, $2)")
             .bind(CHANNEL)
             .bind(format!("tenant {}", tenant.tenant_id));
-        if let Err(error) = notify.execute(&self.pool).await {
+        if let Err(error) = notify.execute(&self.0.pool).await {
             tracing::debug!(%error, "hosts were not told of a change of a tenant; they find it by \
                 themselves");
         }
@@ -113,14 +129,14 @@ impl Admin {
 pub(crate) async fn set_state(
     connection: &mut PgConnection,
     tenant: &Tenant,
-    to: &str,
+    to: TenantState,
 ) -> Result<Tenant, InboxError> {
     const SET: &str = "UPDATE oncebox.tenant SET state = $2, revision = revision + 1 WHERE \
         tenant_id = $1 RETURNING *";
     const CONSUMERS: &str =
         "UPDATE oncebox.consumer SET revision = revision + 1 WHERE tenant_id = $1";
     sqlx::query(CONSUMERS).bind(tenant.tenant_id).execute(&mut *connection).await?;
-    Ok(sqlx::query_as(SET).bind(tenant.tenant_id).bind(to).fetch_one(connection).await?)
+    Ok(sqlx::query_as(SET).bind(tenant.tenant_id).bind(to.as_str()).fetch_one(connection).await?)
 }
 
 pub(crate) fn being_deleted(name: &str) -> InboxError {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Result;
 use oncebox_api::{Limits, Mode, Principal};
-use oncebox_control::Admin;
+use oncebox_control::Control;
 use oncebox_runtime::{RuntimeConfig, WasmRuntime};
 use oncebox_server::{
     Config,
@@ -21,7 +21,7 @@ const JSON_BYTES_MAX: usize = 64 << 20;
 
 /// Returns the routes for a user who has the database and its key. Everything is allowed, in the
 /// name of the user.
-pub fn local_api(config: &Config, admin: Admin) -> Result<Api> {
+pub fn local_api(config: &Config, admin: Control) -> Result<Api> {
     let component_bytes_max = config.runtime.component_bytes_max;
     let runtime = WasmRuntime::new(RuntimeConfig {
         instances_max: 1,

@@ -2,7 +2,7 @@
 //! next run goes on.
 
 use anyhow::{Context, Result};
-use oncebox_api::wire::{self, NewConsumer, NewDeployment, NewTenant};
+use oncebox_api::wire::{self, NewConsumer, NewDeploymentBody, NewTenant};
 
 use super::{
     file,
@@ -19,7 +19,7 @@ use crate::{
 pub async fn carry_out(
     api: &Api,
     changes: &[PlanLine<'_>],
-) -> Result<Vec<(Slot, wire::Deployment)>> {
+) -> Result<Vec<(Slot, wire::DeploymentBody)>> {
     let mut deployed = Vec::new();
     // The tenants and versions of all come first: a component that cannot be deployed stops
     // everything else.
@@ -34,7 +34,7 @@ pub async fn carry_out(
                 version_is_made(api, tenant, handler, source).await?
             }
             What::Migration { tenant, migration } => {
-                let made: Result<wire::Migration> =
+                let made: Result<wire::MigrationBody> =
                     api.post(&path(&["tenants", tenant, "migrations"]), &migration.to_send()).await;
                 made.with_context(|| format!("`{}`", migration.path.display()))?;
             }
@@ -43,7 +43,7 @@ pub async fn carry_out(
                     name: consumer.name.clone(),
                     policy: policy_object(&consumer.policy)?,
                 };
-                let _: wire::Consumer =
+                let _: wire::ConsumerBody =
                     api.post(&path(&["tenants", tenant, "consumers"]), &new).await?;
             }
             What::Deployment { tenant, consumer, deployment } => {
@@ -55,7 +55,7 @@ pub async fn carry_out(
 }
 
 async fn tenant_is_made(api: &Api, tenant: &file::TenantSpec) -> Result<()> {
-    let _: wire::Tenant = api
+    let _: wire::TenantBody = api
         .post(
             &path(&["tenants"]),
             &NewTenant { name: tenant.name.clone(), migrations: Vec::new(), database_url: None },
@@ -83,7 +83,7 @@ async fn deploy(
     tenant: &str,
     consumer: &str,
     deployment: &file::DeploymentSpec,
-) -> Result<(Slot, wire::Deployment)> {
+) -> Result<(Slot, wire::DeploymentBody)> {
     let file::DeploymentSpec {
         event_type,
         event_versions,
@@ -100,7 +100,7 @@ async fn deploy(
         event_type: event_type.clone(),
         event_versions: event_versions.clone(),
     };
-    let new = NewDeployment {
+    let new = NewDeploymentBody {
         event_type: event_type.clone(),
         event_versions: event_versions.clone(),
         handler: handler.clone(),
@@ -113,7 +113,7 @@ async fn deploy(
         requires_migration: requires_migration.clone(),
         retries: *retries,
     };
-    let deployed: Result<wire::Deployment> = api.post(&slot.path(&["deployments"]), &new).await;
+    let deployed: Result<wire::DeploymentBody> = api.post(&slot.path(&["deployments"]), &new).await;
     let deployed = deployed.with_context(|| format!("failed to deploy to {}", slot.shown()))?;
     Ok((slot, deployed))
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use oncebox_api::wire::Retries;
+use oncebox_api::wire::RetriesBody;
 use oncebox_model::policy::{Policy, toml_error};
 use oncebox_server::brokers::check_kafka;
 use serde::Deserialize;
@@ -62,7 +62,7 @@ struct DeploymentEntry {
     limits: Map<String, Value>,
     requires_migration: Option<String>,
     #[serde(default)]
-    retries: Retries,
+    retries: RetriesBody,
 }
 
 /// A tenant as it should be.
@@ -91,7 +91,7 @@ pub struct DeploymentSpec {
     pub settings: Map<String, Value>,
     pub limits: Map<String, Value>,
     pub requires_migration: Option<String>,
-    pub retries: Retries,
+    pub retries: RetriesBody,
 }
 
 /// Origin of a version.

@@ -45,8 +45,8 @@ pub(super) enum What<'a> {
 
 /// State of a tenant that is there, as the API reports it.
 struct ExistingTenant {
-    migrations: Vec<wire::Migration>,
-    consumers: HashMap<String, wire::Consumer>,
+    migrations: Vec<wire::MigrationBody>,
+    consumers: HashMap<String, wire::ConsumerBody>,
 }
 
 /// Compares everything, and fails before anything is done if something cannot be changed. Each
@@ -66,7 +66,7 @@ pub async fn compare<'a>(api: &Api, tenants: &'a [file::TenantSpec]) -> Result<V
         for consumer in &tenant.consumers {
             let known = found.as_ref().and_then(|found| found.consumers.get(&consumer.name));
             changes.push(compare_consumer(&tenant.name, consumer, known)?);
-            let live: Vec<wire::Deployment> = match known {
+            let live: Vec<wire::DeploymentBody> = match known {
                 Some(_) => {
                     api.get(&path(&[
                         "tenants",
@@ -94,12 +94,13 @@ pub async fn compare<'a>(api: &Api, tenants: &'a [file::TenantSpec]) -> Result<V
 }
 
 async fn found(api: &Api, tenant: &str) -> Result<Option<ExistingTenant>> {
-    if let Err(error) = api.get::<wire::Tenant>(&path(&["tenants", tenant])).await {
+    if let Err(error) = api.get::<wire::TenantBody>(&path(&["tenants", tenant])).await {
         return if is_missing(&error) { Ok(None) } else { Err(error) };
     }
-    let migrations: Vec<wire::Migration> =
+    let migrations: Vec<wire::MigrationBody> =
         api.get(&path(&["tenants", tenant, "migrations"])).await?;
-    let consumers: Vec<wire::Consumer> = api.get(&path(&["tenants", tenant, "consumers"])).await?;
+    let consumers: Vec<wire::ConsumerBody> =
+        api.get(&path(&["tenants", tenant, "consumers"])).await?;
     Ok(Some(ExistingTenant {
         migrations,
         consumers: consumers
@@ -118,7 +119,7 @@ async fn versions(
     api: &Api,
     tenant: &file::TenantSpec,
     is_there: bool,
-) -> Result<HashMap<String, Vec<wire::Version>>> {
+) -> Result<HashMap<String, Vec<wire::VersionBody>>> {
     let mut versions = HashMap::new();
     for deployment in
         tenant.consumers.iter().flat_map(|consumer| &consumer.deployments).filter(|_| is_there)
@@ -127,7 +128,7 @@ async fn versions(
         if !versions.contains_key(handler) {
             let found =
                 api.get(&path(&["tenants", &tenant.name, "handlers", handler, "versions"])).await;
-            let found: Vec<wire::Version> = match found {
+            let found: Vec<wire::VersionBody> = match found {
                 Err(error) if is_missing(&error) => Vec::new(),
                 found => found?,
             };
@@ -141,8 +142,8 @@ async fn versions(
 fn version_of<'v>(
     source: &file::VersionSource,
     handler: &str,
-    versions: &'v HashMap<String, Vec<wire::Version>>,
-) -> Option<&'v wire::Version> {
+    versions: &'v HashMap<String, Vec<wire::VersionBody>>,
+) -> Option<&'v wire::VersionBody> {
     versions.get(handler)?.iter().find(|version| match source {
         file::VersionSource::File { digest, .. } => {
             version.digest == *digest || version.source_digest.as_ref() == Some(digest)
@@ -153,7 +154,7 @@ fn version_of<'v>(
 
 fn missing_versions<'a>(
     tenant: &'a file::TenantSpec,
-    versions: &HashMap<String, Vec<wire::Version>>,
+    versions: &HashMap<String, Vec<wire::VersionBody>>,
 ) -> Vec<PlanLine<'a>> {
     let mut missing: Vec<(&str, &file::VersionSource)> = Vec::new();
     for deployment in tenant.consumers.iter().flat_map(|consumer| &consumer.deployments) {
@@ -188,7 +189,7 @@ fn compare_migration<'a>(
 fn compare_consumer<'a>(
     tenant: &'a str,
     consumer: &'a file::ConsumerSpec,
-    known: Option<&wire::Consumer>,
+    known: Option<&wire::ConsumerBody>,
 ) -> Result<PlanLine<'a>> {
     if let Some(known) = known {
         let name = || format!("consumer `{tenant}/{}`", consumer.name);
@@ -250,8 +251,8 @@ fn compare_deployment<'a>(
     tenant: &'a str,
     consumer: &'a str,
     deployment: &'a file::DeploymentSpec,
-    live: &[wire::Deployment],
-    versions: &HashMap<String, Vec<wire::Version>>,
+    live: &[wire::DeploymentBody],
+    versions: &HashMap<String, Vec<wire::VersionBody>>,
 ) -> Result<PlanLine<'a>> {
     let what = What::Deployment { tenant, consumer, deployment };
     let version = version_of(&deployment.source, &deployment.handler, versions);
@@ -262,7 +263,7 @@ fn compare_deployment<'a>(
             deployment.handler
         );
     }
-    let is_slot = |d: &&wire::Deployment| {
+    let is_slot = |d: &&wire::DeploymentBody| {
         d.role == "stable"
             && d.event_type == deployment.event_type
             && d.event_versions == deployment.event_versions
@@ -301,10 +302,10 @@ fn compare_deployment<'a>(
     Ok(PlanLine { sign, what, details })
 }
 
-fn name_of(retries: wire::Retries) -> &'static str {
+fn name_of(retries: wire::RetriesBody) -> &'static str {
     match retries {
-        wire::Retries::Live => "live",
-        wire::Retries::Pinned => "pinned",
+        wire::RetriesBody::Live => "live",
+        wire::RetriesBody::Pinned => "pinned",
     }
 }
 

@@ -3,12 +3,12 @@
 use std::{collections::BTreeMap, fmt::Debug};
 
 use anyhow::Result;
-use oncebox_control::Admin;
+use oncebox_control::Control;
 
 use super::{TENANTS, TenantCount, effects, expected::Expected, progress::Progress};
 
 /// Counts the inbox rows that are completed or parked so far.
-pub(super) async fn settled(admin: &Admin) -> Result<u64> {
+pub(super) async fn settled(admin: &Control) -> Result<u64> {
     let count: i64 = sqlx::query_scalar(
         "SELECT count(*) FROM oncebox.inbox WHERE status IN ('completed', 'parked')",
     )
@@ -19,7 +19,7 @@ pub(super) async fn settled(admin: &Admin) -> Result<u64> {
 
 /// Compares each tenant's tables with the expected ones. Returns one row of the report per tenant.
 pub(super) async fn compare(
-    admin: &Admin,
+    admin: &Control,
     expected: &[Expected],
     progress: &Progress,
 ) -> Result<Vec<TenantCount>> {
@@ -82,7 +82,7 @@ fn same(what: &str, expected: u64, found: u64, differences: &mut Vec<String>) {
     }
 }
 
-async fn inbox(admin: &Admin, tenant: &str) -> Result<(u64, u64)> {
+async fn inbox(admin: &Control, tenant: &str) -> Result<(u64, u64)> {
     const COUNT: &str = "SELECT count(*), count(*) FILTER (WHERE status = 'parked') FROM \
         oncebox.inbox_message WHERE tenant_name = $1";
     let (rows, parked): (i64, i64) =
@@ -94,8 +94,8 @@ async fn inbox(admin: &Admin, tenant: &str) -> Result<(u64, u64)> {
 type AuditRow = (String, String, Option<String>, Option<i64>, i64);
 
 /// Reads the tenant's tables, in the form of the expected ones.
-async fn read(admin: &Admin, tenant: &str) -> Result<Expected> {
-    let schema = admin.tenant(tenant).await?.schema_name;
+async fn read(admin: &Control, tenant: &str) -> Result<Expected> {
+    let schema = admin.tenants().get(tenant).await?.schema_name;
     let sql = |text: &str| sqlx::AssertSqlSafe(text.replace("{schema}", &schema));
     let activity: Vec<(i64, i64, i64, i64)> = sqlx::query_as(sql(
         "SELECT repository, commits, pushes, stars FROM {schema}.repository_activity",

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use oncebox_control::Admin;
+use oncebox_control::Control;
 use oncebox_server::Config;
 
 use crate::local::process::Child;
@@ -47,7 +47,7 @@ impl Host {
     /// Kills the host while the database holds an open transaction of it that has written, and
     /// starts it again. The host is stopped while the database is asked, so that the answer still
     /// holds.
-    pub(super) async fn kill_in_transaction(&mut self, admin: &Admin) -> Result<()> {
+    pub(super) async fn kill_in_transaction(&mut self, admin: &Control) -> Result<()> {
         for _ in 0..10_000 {
             self.child.signal(libc::SIGSTOP);
             if open_transactions(admin).await? > 0 {
@@ -105,7 +105,7 @@ fn serve(config: &Config, log: &Path) -> Result<Command> {
 }
 
 /// Counts the transactions of tenants' sessions that have written, which a claim does first.
-async fn open_transactions(admin: &Admin) -> Result<i64> {
+async fn open_transactions(admin: &Control) -> Result<i64> {
     const OPEN: &str = "SELECT count(*) FROM pg_stat_activity a JOIN oncebox.tenant t ON t.login = \
         a.usename WHERE a.backend_xid IS NOT NULL";
     Ok(sqlx::query_scalar(OPEN).fetch_one(&admin.pool).await?)

@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use oncebox_control::{Admin, MasterKey};
+use oncebox_control::{Control, MasterKey};
 use oncebox_server::{Config, serve};
 use serde_json::json;
 
@@ -168,7 +168,7 @@ fn topic(tenant: &str) -> String {
 }
 
 /// Creates tenants, consumers and deployments, as an operator would.
-async fn set_up(config: &Config) -> Result<Admin> {
+async fn set_up(config: &Config) -> Result<Control> {
     let handlers = SETUP.matches("[[tenant.consumer.deployment]]").count() / TENANTS.len();
     eprintln!("creating {} tenants and deploying {handlers} handlers to each", TENANTS.len());
     serve::migrate(config).await?;
@@ -185,7 +185,7 @@ async fn set_up(config: &Config) -> Result<Admin> {
 
 /// Watches the inbox fill, and kills the host whenever another share of the work is done.
 async fn drive(
-    admin: &Admin,
+    admin: &Control,
     host: &mut Host,
     publishing: &publish::Publishing,
     progress: &mut Progress,

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use oncebox_control::{Admin, MasterKey};
+use oncebox_control::{Control, MasterKey};
 use oncebox_model::{InboxError, policy::Policy};
 use oncebox_server::{Config, config::LogSettings, serve};
 use tokio_util::sync::CancellationToken;
@@ -145,7 +145,7 @@ fn choose_ports(config: &mut Config) -> Result<()> {
 struct Stage<'a> {
     config: &'a Config,
     args: &'a DevOptions,
-    admin: &'a Admin,
+    admin: &'a Control,
     api: &'a Api,
     broker: Option<&'a MockBroker>,
 }
@@ -183,7 +183,7 @@ impl Stage<'_> {
     /// Makes the tenant and the consumer, unless an earlier run made them. Returns the topics that
     /// the consumer reads, the one to send to first.
     async fn set_up(&self) -> Result<Vec<String>> {
-        match self.admin.tenant(TENANT).await {
+        match self.admin.tenants().get(TENANT).await {
             Ok(_) => {}
             Err(InboxError::NotFound(_)) => {
                 create_with_tables(self.admin, TENANT, &self.args.schema).await?;
@@ -191,11 +191,11 @@ impl Stage<'_> {
             Err(error) => return Err(error.into()),
         }
         let asked = self.args.topic.as_deref();
-        let consumer = match self.admin.consumer(TENANT, CONSUMER).await {
+        let consumer = match self.admin.consumers().get(TENANT, CONSUMER).await {
             Err(InboxError::NotFound(_)) => {
                 let topic = asked.unwrap_or(TOPIC);
                 let policy = Policy::parse(&format!("topics = ['{topic}']\n{POLICY}"))?;
-                self.admin.create_consumer(TENANT, CONSUMER, &policy).await?;
+                self.admin.consumers().create(TENANT, CONSUMER, &policy).await?;
                 return Ok(vec![topic.to_owned()]);
             }
             found => found?,
@@ -207,7 +207,7 @@ impl Stage<'_> {
                 policy.topics.join(", ")
             );
             policy.topics = vec![topic.to_owned()];
-            self.admin.set_policy(TENANT, CONSUMER, policy.clone(), true).await?;
+            self.admin.consumers().set_policy(TENANT, CONSUMER, policy.clone(), true).await?;
         }
         // Patterns are not names of topics.
         let mut topics: Vec<_> =
@@ -236,8 +236,8 @@ impl Stage<'_> {
 
     /// Returns an event type that a deployment takes, also one of an earlier run.
     async fn event_type(&self) -> Result<Option<String>> {
-        let consumer = self.admin.consumer(TENANT, CONSUMER).await?;
-        let live = self.admin.deployment_list(consumer.consumer_id, false).await?;
+        let consumer = self.admin.consumers().get(TENANT, CONSUMER).await?;
+        let live = self.admin.deployments().list(consumer.consumer_id, false).await?;
         let mut taken: Vec<_> =
             live.into_iter().map(|deployment| deployment.slot.event_type).collect();
         taken.sort_by_key(|event_type| event_type.ends_with('*'));

@@ -90,7 +90,7 @@ pub(super) async fn deploy(api: &Api, changed: &Changed) -> Result<DeployOutcome
 
 /// Uploads a component and waits until it is compiled. The first time may take a minute, so it
 /// prints the progress.
-async fn compiled(api: &Api, upload: &Upload<'_>) -> Result<wire::Version> {
+async fn compiled(api: &Api, upload: &Upload<'_>) -> Result<wire::VersionBody> {
     let version = upload.send(api).await?;
     let started = Instant::now();
     let mut told: Option<Instant> = None;

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use oncebox_control::Admin;
+use oncebox_control::Control;
 use oncebox_server::Config;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
@@ -244,7 +244,7 @@ async fn fill_in(config: &mut Config) -> Result<()> {
 
 /// Returns the functions of operators' commands, on a database that holds an inbox. This is the
 /// configured database, else that of the `oncebox dev` that runs in this folder.
-pub async fn ready(config: &Config) -> Result<Admin> {
+pub async fn ready(config: &Config) -> Result<Control> {
     let mut config = config.clone();
     fill_in(&mut config).await?;
     let admin = config.admin()?;

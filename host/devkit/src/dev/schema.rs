@@ -48,14 +48,14 @@ impl Schema {
     /// Applies the files that were not applied before, and reports those that changed since.
     pub(super) async fn apply(api: &Api, files: Vec<Migration>, anew: String) -> Result<Self> {
         let route = path(&["tenants", TENANT, "migrations"]);
-        let known: Vec<wire::Migration> = api.get(&route).await?;
+        let known: Vec<wire::MigrationBody> = api.get(&route).await?;
         let mut schema = Self { anew, files: Vec::new() };
         for file in files {
             let shown = file.path.display();
             let applied = match known.iter().find(|known| known.name == file.name) {
                 Some(known) => known.digest.clone(),
                 None => {
-                    let applied: wire::Migration = api
+                    let applied: wire::MigrationBody = api
                         .post(&route, &file.to_send())
                         .await
                         .with_context(|| format!("`{shown}`"))?;

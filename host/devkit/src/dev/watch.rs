@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use oncebox_control::{Admin, Filter, InboxRow};
+use oncebox_control::{Control, Filter, InboxRow};
 use oncebox_model::MessageStatus;
 
 /// Pause between two looks at the inbox.
@@ -11,12 +11,12 @@ const POLL: Duration = Duration::from_millis(250);
 const ROWS_MAX: i64 = 100;
 
 /// Prints the results of messages, for ever.
-pub(super) async fn watch(admin: Admin) {
+pub(super) async fn watch(admin: Control) {
     let filter = Filter { limit: ROWS_MAX, ..Filter::default() };
     let mut known: Option<HashMap<String, String>> = None;
     loop {
         // An inbox that cannot be read at this moment is reported by the host itself.
-        if let Ok(rows) = admin.inbox_list(&filter).await {
+        if let Ok(rows) = admin.messages().inbox_list(&filter).await {
             let states = rows.iter().map(|row| (key(row), state(row))).collect();
             if let Some(known) = &known {
                 tell(&rows, known);

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use oncebox_control::{Admin, Consumer};
+use oncebox_control::{Consumer, Control};
 use oncebox_inbox::{Budget, ConsumerInbox, Rehearsal, Rehearsed, Sessions};
 use oncebox_model::{
     handler::{Handler, Handlers},
@@ -158,17 +158,22 @@ async fn given(config: &Config, args: &TestOptions) -> Result<Furnished> {
     config.database.url = args.database_url.clone().unwrap_or_default();
     let admin = crate::dev::running::ready(&config).await?;
     let name = args.tenant.as_deref().unwrap_or_default();
-    let tenant = admin.tenant(name).await?;
+    let tenant = admin.tenants().get(name).await?;
     let consumer = match &args.consumer {
-        Some(consumer) => admin.consumer(name, consumer).await?,
+        Some(consumer) => admin.consumers().get(name, consumer).await?,
         None => only_consumer(&admin, name).await?,
     };
     Ok(Furnished { admin, tenant, consumer })
 }
 
-async fn only_consumer(admin: &Admin, tenant: &str) -> Result<Consumer> {
-    let mut consumers: Vec<_> =
-        admin.consumers().await?.into_iter().filter(|consumer| consumer.tenant == tenant).collect();
+async fn only_consumer(admin: &Control, tenant: &str) -> Result<Consumer> {
+    let mut consumers: Vec<_> = admin
+        .consumers()
+        .list()
+        .await?
+        .into_iter()
+        .filter(|consumer| consumer.tenant == tenant)
+        .collect();
     let names: Vec<_> = consumers.iter().map(|consumer| format!("`{}`", consumer.name)).collect();
     match consumers.pop() {
         None => bail!("tenant `{tenant}` has no consumer; make one with `oncebox consumer create`"),
@@ -208,7 +213,7 @@ fn handler(
         version: 0,
         limits: place.consumer.policy()?.limits,
         config: args.settings.clone(),
-        random_key: place.admin.credentials(&place.tenant)?.random_key,
+        random_key: place.admin.tenant_databases().credentials(&place.tenant)?.random_key,
     };
     let handler = runtime.handler(loaded, settings).recorded_by(recorder);
     Ok(Only { handler: Arc::new(handler), generation: place.consumer.generation })
@@ -220,8 +225,11 @@ async fn inbox(config: &Config, place: &Furnished, handler: Only) -> Result<Arc<
     let identity =
         Policy::parse(&format!("topics = ['{TOPIC}']\nack = 'after_commit'\n{IDENTITY}"))?.identity;
     let policy = Policy { identity, ..consumer.policy()? };
-    let sessions =
-        Sessions::of(admin.session_target(tenant)?, &config.session_settings(), Budget::new(2));
+    let sessions = Sessions::of(
+        admin.tenant_databases().session_target(tenant)?,
+        &config.session_settings(),
+        Budget::new(2),
+    );
     let (tenant, name) = (consumer.tenant.clone(), consumer.name.clone());
     Ok(ConsumerInbox::new(
         consumer.consumer_id,

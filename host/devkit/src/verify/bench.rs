@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use anyhow::{Context, Result};
-use oncebox_control::{Admin, Tenant};
+use oncebox_control::{Control, Tenant};
 use oncebox_inbox::{Budget, SessionSettings, Sessions};
 use oncebox_model::policy::Ack;
 use oncebox_runtime::{Recorder, RunRecord};
@@ -140,9 +140,12 @@ impl Bench {
 }
 
 /// Returns the tenant's tables and their content.
-async fn look(admin: &Admin, tenant: &Tenant) -> Result<(Vec<Table>, Snapshot)> {
-    let sessions =
-        Sessions::of(admin.session_target(tenant)?, &SessionSettings::default(), Budget::new(1));
+async fn look(admin: &Control, tenant: &Tenant) -> Result<(Vec<Table>, Snapshot)> {
+    let sessions = Sessions::of(
+        admin.tenant_databases().session_target(tenant)?,
+        &SessionSettings::default(),
+        Budget::new(1),
+    );
     let transaction = sessions.begin().await?;
     let tables = tables::read(transaction.tx()).await;
     let looked = match tables {

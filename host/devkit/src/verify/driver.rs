@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use oncebox_control::{Admin, MasterKey};
+use oncebox_control::{Control, MasterKey};
 use oncebox_inbox::{Budget, ConsumerInbox, PartitionInbox, SessionSettings, Sessions, retry};
 use oncebox_model::{
     MessageStatus,
@@ -81,7 +81,7 @@ pub(crate) fn policy() -> Result<Policy> {
 pub(crate) struct Driver {
     inbox: Arc<ConsumerInbox>,
     partition: PartitionInbox,
-    admin: Admin,
+    admin: Control,
     messages: Arc<Vec<FileMessage>>,
     number: i32,
 }
@@ -94,10 +94,10 @@ impl Driver {
         recorder: Option<Recorder>,
     ) -> Result<Self> {
         let options = spec.url.parse().context("failed to read the URL of the scratch database")?;
-        let admin = Admin::new(options, MasterKey::parse(&spec.key)?, "verify");
+        let admin = Control::new(options, MasterKey::parse(&spec.key)?, "verify");
         let runtime = runtime(&spec.cache_dir)?;
         let (tenant, consumer) =
-            (admin.tenant(TENANT).await?, admin.consumer(TENANT, CONSUMER).await?);
+            (admin.tenants().get(TENANT).await?, admin.consumers().get(TENANT, CONSUMER).await?);
         let policy = Policy { ack: spec.ack, ..consumer.policy()? };
         let recorder = recorder.or_else(|| {
             (spec.pause_ms > 0).then(|| Recorder::pausing(Duration::from_millis(spec.pause_ms)))
@@ -107,7 +107,7 @@ impl Driver {
             .load(&tenant, &consumer, &policy)
             .await?;
         let sessions = Sessions::of(
-            admin.session_target(&tenant)?,
+            admin.tenant_databases().session_target(&tenant)?,
             &SessionSettings::default(),
             Budget::new(4),
         );
@@ -209,10 +209,10 @@ pub(crate) fn runtime(cache_dir: &Path) -> Result<WasmRuntime> {
 }
 
 /// Returns all rows of the inbox.
-pub(crate) async fn rows(admin: &Admin) -> Result<Vec<oncebox_control::InboxRow>> {
+pub(crate) async fn rows(admin: &Control) -> Result<Vec<oncebox_control::InboxRow>> {
     let filter = oncebox_control::Filter {
         limit: i64::from(i32::MAX),
         ..oncebox_control::Filter::default()
     };
-    Ok(admin.inbox_list(&filter).await?)
+    Ok(admin.messages().inbox_list(&filter).await?)
 }

@@ -46,11 +46,11 @@ pub const COPY_POINTS: &[&str] = &["inbox:copied:before"];
 
 /// Every fail point between the host's database and one that a tenant named.
 pub const PLACE_POINTS: &[&str] = &[
-    "place:create:after",
-    "place:mirror:before",
-    "place:mirror:after",
-    "place:redrive:before",
-    "place:redrive:after",
+    "tenant_database:create:after",
+    "tenant_database:replicate:before",
+    "tenant_database:replicate:after",
+    "tenant_database:redrive:before",
+    "tenant_database:redrive:after",
 ];
 
 /// Every fail point of the deletion of a tenant, in order.

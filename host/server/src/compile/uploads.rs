@@ -1,7 +1,7 @@
 //! The runtime and the broker's client, as the API uses them.
 
 use bytes::Bytes;
-use oncebox_api::{Checked, Checking, Components, Problem, Unchecked};
+use oncebox_api::{Checked, Checking, Components, ProblemBody, Unchecked};
 use oncebox_model::policy::Policy;
 
 use crate::{brokers::check_kafka, compile::Compilations};
@@ -21,7 +21,7 @@ impl Components for Uploads {
                 .await
                 .map_err(|busy| Unchecked::Busy(busy.to_string()))?;
             let inspected = inspected.map_err(|problems| {
-                let told = |problem: oncebox_runtime::Problem| Problem {
+                let told = |problem: oncebox_runtime::Problem| ProblemBody {
                     code: problem.code,
                     text: problem.text,
                 };

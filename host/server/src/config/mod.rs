@@ -20,7 +20,7 @@ pub use schema_registry::SchemaRegistrySettings;
 use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result, anyhow, bail};
-use oncebox_control::{Admin, MasterKey, MigrationBounds};
+use oncebox_control::{Control, MasterKey, MigrationBounds};
 use oncebox_inbox::{HostBounds, SessionSettings};
 use oncebox_model::policy::toml_error;
 use serde::Deserialize;
@@ -149,7 +149,7 @@ impl Config {
     ///
     /// # Errors
     /// The database or the master key is not configured.
-    pub fn admin(&self) -> Result<Admin> {
+    pub fn admin(&self) -> Result<Control> {
         let actor = std::env::var("USER").unwrap_or_else(|_| "cli".to_owned());
         let DatabaseSettings {
             migration_lock_timeout_ms,
@@ -162,7 +162,7 @@ impl Config {
             attempts_max: migration_attempts_max,
             statement_timeout_ms: migration_statement_timeout_ms,
         };
-        Ok(Admin::new(self.connect_options()?, self.master_key()?, actor)
+        Ok(Control::new(self.connect_options()?, self.master_key()?, actor)
             .bounding_migrations(migrations))
     }
 

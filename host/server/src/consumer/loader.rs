@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use oncebox_control::{Admin, Consumer, Deployment, Role, Tenant, limits};
+use oncebox_control::{Consumer, Control, Deployment, DeploymentRole, Tenant, limits};
 use oncebox_model::{handler::Handler, policy::Policy};
 use oncebox_runtime::{HandlerSettings, Recorder};
 
@@ -14,7 +14,7 @@ use crate::{
 
 /// The loader that makes handlers of the host's components.
 pub struct Loader {
-    admin: Admin,
+    admin: Control,
     components: Compilations,
     recorder: Option<Recorder>,
     counts: Arc<Counts>,
@@ -22,7 +22,7 @@ pub struct Loader {
 
 impl Loader {
     /// Creates the loader of a host.
-    pub fn new(admin: Admin, components: Compilations) -> Self {
+    pub fn new(admin: Control, components: Compilations) -> Self {
         Self { admin, components, recorder: None, counts: Arc::default() }
     }
 
@@ -51,19 +51,19 @@ impl Loader {
         consumer: &Consumer,
         policy: &Policy,
     ) -> Result<Arc<Routes>> {
-        let deployments = self.admin.deployments(consumer.consumer_id).await?;
+        let deployments = self.admin.deployments().live(consumer.consumer_id).await?;
         let compared: Vec<_> = deployments
             .live
             .iter()
-            .filter(|d| d.role == Role::Canary)
+            .filter(|d| d.role == DeploymentRole::Canary)
             .map(|d| d.slot.clone())
             .collect();
         let mut loaded = Vec::new();
         for deployment in deployments.live.into_iter().chain(deployments.pinned) {
             let counts = compared.contains(&deployment.slot).then(|| self.counts.clone());
-            let counts = counts.filter(|_| deployment.role != Role::Shadow);
+            let counts = counts.filter(|_| deployment.role != DeploymentRole::Shadow);
             let deployed = self.deployed(tenant, &deployment, policy, counts).await;
-            if let (Role::Shadow, Err(error)) = (deployment.role, &deployed) {
+            if let (DeploymentRole::Shadow, Err(error)) = (deployment.role, &deployed) {
                 // Live deployments do not wait for a candidate on trial.
                 tracing::warn!(
                     deployment = deployment.deployment_id,
@@ -102,7 +102,7 @@ impl Loader {
                     (key.clone(), value.as_str().map_or_else(|| value.to_string(), str::to_owned))
                 })
                 .collect(),
-            random_key: self.admin.credentials(tenant)?.random_key,
+            random_key: self.admin.tenant_databases().credentials(tenant)?.random_key,
         };
         let handler = self.components.runtime().handler(&component, settings);
         let handler: Box<dyn Handler> = match &self.recorder {

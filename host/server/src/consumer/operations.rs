@@ -2,7 +2,7 @@
 //! Any host carries them out. If a host dies on the way, another host does the rest.
 
 use anyhow::{Context, Result};
-use oncebox_control::{LastOfConsumer, RemovalTurn, SeekInHand, SeekTurn, Standing};
+use oncebox_control::{DeletionStep, DesiredState, LastOfConsumer, SeekInHand, SeekTurn};
 use oncebox_kafka::{SeekError, delete_group, set_offsets};
 use oncebox_model::hooks;
 use serde_json::{Value, json};
@@ -17,18 +17,27 @@ const BATCHES: usize = 20;
 
 /// Carries out the next step of a consumer's change. Returns the text of what the change waits for,
 /// if anything.
-pub(crate) async fn carry_out(host: &HostContext, standing: &Standing) -> Result<Option<String>> {
+pub(crate) async fn carry_out(
+    host: &HostContext,
+    desired: &DesiredState,
+) -> Result<Option<String>> {
     let _permit = host.changes.acquire().await.context("the host ends")?;
-    match standing.state.as_str() {
-        "deleting" => remove(host, standing).await,
-        "draining" => host.admin.finish_drain(standing).await.map(|_| None).map_err(Into::into),
-        _ if standing.is_sought => seek(host, standing).await,
+    match desired.state.as_str() {
+        "deleting" => remove(host, desired).await,
+        "draining" => host
+            .admin
+            .reconciliation()
+            .finish_drain(desired)
+            .await
+            .map(|_| None)
+            .map_err(Into::into),
+        _ if desired.is_sought => seek(host, desired).await,
         _ => Ok(None),
     }
 }
 
-async fn seek(host: &HostContext, standing: &Standing) -> Result<Option<String>> {
-    let hand = match host.admin.seek_turn(standing.consumer_id).await? {
+async fn seek(host: &HostContext, desired: &DesiredState) -> Result<Option<String>> {
+    let hand = match host.admin.reconciliation().seek_turn(desired.consumer_id).await? {
         SeekTurn::None => return Ok(None),
         SeekTurn::Waits(hosts) => {
             return Ok(Some(format!("the seek waits until it is stopped on {}", hosts.join(", "))));
@@ -53,18 +62,18 @@ async fn seek(host: &HostContext, standing: &Standing) -> Result<Option<String>>
     Ok(None)
 }
 
-async fn remove(host: &HostContext, standing: &Standing) -> Result<Option<String>> {
+async fn remove(host: &HostContext, desired: &DesiredState) -> Result<Option<String>> {
     for _ in 0..BATCHES {
-        match host.admin.removal_turn(standing).await? {
-            RemovalTurn::None => return Ok(None),
-            RemovalTurn::Waits(hosts) => {
+        match host.admin.reconciliation().delete_some(desired).await? {
+            DeletionStep::None => return Ok(None),
+            DeletionStep::Waits(hosts) => {
                 return Ok(Some(format!(
                     "the end waits until it is stopped on {}",
                     hosts.join(", ")
                 )));
             }
-            RemovalTurn::Removed(_) => {}
-            RemovalTurn::Last(last) => return end(host, *last).await,
+            DeletionStep::Removed(_) => {}
+            DeletionStep::Last(last) => return end(host, *last).await,
         }
     }
     Ok(Some("the rows of its inbox are being deleted".to_owned()))

@@ -8,7 +8,7 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use oncebox_control::{Deployment, Outcomes, Retries, Role, Slot};
+use oncebox_control::{Deployment, DeploymentRole, Outcomes, Retries, Slot};
 use oncebox_model::{
     Disposition, SHADOW_DURATION_DEFAULT, Shadow, event_versions,
     handler::{Answer, BatchRun, Handler, Handlers, Run},
@@ -94,7 +94,7 @@ impl RunnableDeployment {
         handler: Box<dyn Handler>,
         counts: Option<Arc<Counts>>,
     ) -> Arc<Self> {
-        let is_judged = deployment.role == Role::Canary && deployment.guard.is_some();
+        let is_judged = deployment.role == DeploymentRole::Canary && deployment.guard.is_some();
         Arc::new(Self {
             deployment_id: deployment.deployment_id,
             retries: deployment.retries,
@@ -152,7 +152,7 @@ impl Routes {
         let mut slots: HashMap<Slot, RouteEntry> = HashMap::new();
         let mut order = Vec::new();
         for (deployment, deployed) in
-            loaded.iter().filter(|(d, _)| d.role == Role::Stable && d.ended_at.is_none())
+            loaded.iter().filter(|(d, _)| d.role == DeploymentRole::Stable && d.ended_at.is_none())
         {
             // A range was checked when it was deployed.
             let versions = deployment
@@ -172,13 +172,13 @@ impl Routes {
         }
         for (deployment, deployed) in &loaded {
             let Some(entry) = slots.get_mut(&deployment.slot) else { continue };
-            if deployment.role == Role::Canary {
+            if deployment.role == DeploymentRole::Canary {
                 entry.canary = Some(Canary {
                     percent: deployment.percent.unwrap_or_default(),
                     deployed: deployed.clone(),
                 });
                 routes.has_canary = true;
-            } else if deployment.role == Role::Shadow {
+            } else if deployment.role == DeploymentRole::Shadow {
                 entry.shadow = shadow(deployment, deployed);
             } else if deployment.ended_at.is_some() {
                 entry.pinned.entry(deployment.version_id).or_insert_with(|| deployed.clone());
@@ -334,7 +334,7 @@ mod tests {
         id: i32,
         event_type: &str,
         event_versions: Option<&str>,
-        role: Role,
+        role: DeploymentRole,
     ) -> Deployment {
         Deployment {
             deployment_id: id.into(),
@@ -378,22 +378,31 @@ mod tests {
     /// wait for others.
     #[test]
     fn all_are_those_that_some_message_may_go_to() {
-        let canary =
-            Deployment { percent: Some(10.0), ..deployment(2, "order", None, Role::Canary) };
+        let canary = Deployment {
+            percent: Some(10.0),
+            ..deployment(2, "order", None, DeploymentRole::Canary)
+        };
         let superseded = Deployment {
             ended_at: Some(Utc::now()),
             retries: Retries::Pinned,
-            ..deployment(3, "order", None, Role::Stable)
+            ..deployment(3, "order", None, DeploymentRole::Stable)
         };
-        let shadow =
-            Deployment { percent: Some(1.0), ..deployment(4, "order", None, Role::Shadow) };
+        let shadow = Deployment {
+            percent: Some(1.0),
+            ..deployment(4, "order", None, DeploymentRole::Shadow)
+        };
         let others = [
-            deployment(5, "order", Some("^2"), Role::Stable),
-            deployment(6, "refund.*", None, Role::Stable),
+            deployment(5, "order", Some("^2"), DeploymentRole::Stable),
+            deployment(6, "refund.*", None, DeploymentRole::Stable),
         ];
         let all = routes(
             [
-                vec![deployment(1, "order", None, Role::Stable), canary, superseded, shadow],
+                vec![
+                    deployment(1, "order", None, DeploymentRole::Stable),
+                    canary,
+                    superseded,
+                    shadow,
+                ],
                 others.to_vec(),
             ]
             .concat(),
@@ -437,13 +446,13 @@ mod tests {
     #[test]
     fn the_most_specific_deployment_takes_a_message() {
         let routes = routes(vec![
-            deployment(1, "*", None, Role::Stable),
-            deployment(2, "orders.*", None, Role::Stable),
-            deployment(3, "orders.eu.*", None, Role::Stable),
-            deployment(4, "orders.placed", None, Role::Stable),
-            deployment(5, "orders.placed", Some(">=2"), Role::Stable),
-            deployment(6, "orders.placed", Some("3"), Role::Stable),
-            deployment(7, "orders.*", Some("9"), Role::Stable),
+            deployment(1, "*", None, DeploymentRole::Stable),
+            deployment(2, "orders.*", None, DeploymentRole::Stable),
+            deployment(3, "orders.eu.*", None, DeploymentRole::Stable),
+            deployment(4, "orders.placed", None, DeploymentRole::Stable),
+            deployment(5, "orders.placed", Some(">=2"), DeploymentRole::Stable),
+            deployment(6, "orders.placed", Some("3"), DeploymentRole::Stable),
+            deployment(7, "orders.*", Some("9"), DeploymentRole::Stable),
         ]);
         for (event_type, event_version, expected) in [
             ("greeting", None, 1),
@@ -467,7 +476,8 @@ mod tests {
 
     #[test]
     fn without_a_wider_slot_there_is_no_route() {
-        let routes = routes(vec![deployment(1, "orders.placed", Some("2"), Role::Stable)]);
+        let routes =
+            routes(vec![deployment(1, "orders.placed", Some("2"), DeploymentRole::Stable)]);
         assert_eq!(version(&routes, &message("orders.placed", Some("2"), None), None), Some(1));
         assert_eq!(version(&routes, &message("orders.placed", None, None), None), None);
         assert_eq!(version(&routes, &message("orders.paid", None, None), None), None);
@@ -476,13 +486,18 @@ mod tests {
     // A shadow is compared with the stable version, so it does not run on what a canary took.
     #[test]
     fn a_shadow_runs_beside_the_stable_version_alone() {
-        let shadow = Deployment { percent: Some(50.0), ..deployment(3, "a", None, Role::Shadow) };
+        let shadow =
+            Deployment { percent: Some(50.0), ..deployment(3, "a", None, DeploymentRole::Shadow) };
         let canary = |percent| Deployment {
             percent: Some(percent),
-            ..deployment(2, "a", None, Role::Canary)
+            ..deployment(2, "a", None, DeploymentRole::Canary)
         };
         let all = |percent| {
-            routes(vec![deployment(1, "a", None, Role::Stable), canary(percent), shadow.clone()])
+            routes(vec![
+                deployment(1, "a", None, DeploymentRole::Stable),
+                canary(percent),
+                shadow.clone(),
+            ])
         };
         let found = |routes: &Routes, event_type| {
             routes.shadow(&message(event_type, None, None)).map(|shadow| shadow.deployment_id)
@@ -496,9 +511,11 @@ mod tests {
     #[test]
     fn a_key_never_leaves_a_canary_that_grows() {
         let at = |percent: f64| {
-            let canary =
-                Deployment { percent: Some(percent), ..deployment(2, "a", None, Role::Canary) };
-            let routes = routes(vec![deployment(1, "a", None, Role::Stable), canary]);
+            let canary = Deployment {
+                percent: Some(percent),
+                ..deployment(2, "a", None, DeploymentRole::Canary)
+            };
+            let routes = routes(vec![deployment(1, "a", None, DeploymentRole::Stable), canary]);
             let takes = |key: usize| {
                 version(&routes, &message("a", None, Some(&key.to_string())), None) == Some(2)
             };
@@ -518,9 +535,9 @@ mod tests {
         let was = Deployment {
             ended_at: Some(Utc::now()),
             retries: Retries::Pinned,
-            ..deployment(1, "a", None, Role::Stable)
+            ..deployment(1, "a", None, DeploymentRole::Stable)
         };
-        let routes = routes(vec![deployment(2, "a", None, Role::Stable), was]);
+        let routes = routes(vec![deployment(2, "a", None, DeploymentRole::Stable), was]);
         let message = message("a", None, None);
         assert_eq!(version(&routes, &message, None), Some(2));
         assert_eq!(version(&routes, &message, Some(1)), Some(1));

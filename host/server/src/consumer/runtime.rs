@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use futures::{FutureExt, future::BoxFuture};
-use oncebox_control::{Consumer, Work};
+use oncebox_control::{Consumer, RunMode};
 use oncebox_inbox::{ConsumerInbox, PartitionInbox, Sessions, retry};
 use oncebox_kafka::{Drained, PartitionInboxError};
 use oncebox_model::{
@@ -69,7 +69,7 @@ impl ConsumerRuntime {
         consumer: &Consumer,
         prepared: StartParts,
         look: Arc<Notify>,
-        work: Work,
+        work: RunMode,
     ) -> Result<Self> {
         let StartParts { routes, sessions, schemas, trial, mark } = prepared;
         let policy = consumer.policy()?;
@@ -108,7 +108,7 @@ impl ConsumerRuntime {
         let config = host.kafka.config(&tenant, &name, &policy);
         let copying = config.clone();
         let reading = match work {
-            Work::Read => {
+            RunMode::Consume => {
                 let (kafka_inbox, database) =
                     (Arc::new(KafkaInbox(inbox.clone())), inbox.sessions().clone());
                 Some(IdleConsumer::start(
@@ -120,7 +120,7 @@ impl ConsumerRuntime {
                     database,
                 )?)
             }
-            Work::Retry | Work::Rest => None,
+            RunMode::RetryOnly | RunMode::Stopped => None,
         };
         host.due_poller.watch_consumer(&inbox);
         host.duplicates.watch(inbox.consumer_id, inbox.duplicates());

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use oncebox_control::{Consumer, Run, RunState, Standing, Work};
+use oncebox_control::{Consumer, ConsumerStatus, DesiredState, RunMode, RunState};
+use oncebox_model::status::ConsumerState;
 use tokio::time::Instant;
 
 use super::{Action, Urgency};
@@ -25,7 +26,7 @@ pub(super) struct Failing {
 pub(crate) struct RunningConsumer {
     pub(crate) running: ConsumerRuntime,
     pub(crate) consumer: Consumer,
-    pub(crate) work: Work,
+    pub(crate) work: RunMode,
     /// Revision of the consumer's row that it was started for.
     pub(crate) revision: i64,
     pub(crate) tenant_revision: i64,
@@ -34,12 +35,16 @@ pub(crate) struct RunningConsumer {
 }
 
 impl RunningConsumer {
-    pub(crate) fn new(running: ConsumerRuntime, consumer: Consumer, standing: &Standing) -> Self {
-        let (revision, tenant_revision) = (standing.revision, standing.tenant_revision);
+    pub(crate) fn new(
+        running: ConsumerRuntime,
+        consumer: Consumer,
+        desired: &DesiredState,
+    ) -> Self {
+        let (revision, tenant_revision) = (desired.revision, desired.tenant_revision);
         Self {
             running,
             consumer,
-            work: standing.work(),
+            work: desired.run_mode(),
             revision,
             tenant_revision,
             since: Instant::now(),
@@ -48,10 +53,10 @@ impl RunningConsumer {
     }
 
     /// Returns whether the consumer runs as its rows say, apart from its deployments.
-    fn fits(&self, standing: &Standing) -> bool {
-        self.work == standing.work()
-            && self.revision == standing.revision
-            && self.tenant_revision == standing.tenant_revision
+    fn fits(&self, desired: &DesiredState) -> bool {
+        self.work == desired.run_mode()
+            && self.revision == desired.revision
+            && self.tenant_revision == desired.tenant_revision
     }
 }
 
@@ -69,7 +74,7 @@ pub(super) enum RunPhase {
 
 /// One consumer: the state that its rows demand, and the state of its run.
 pub(super) struct HostedConsumer {
-    pub(super) standing: Standing,
+    pub(super) desired: DesiredState,
     pub(super) state: RunPhase,
     pub(super) failing: Option<Failing>,
     /// Text of what a change that this host carries out waits for.
@@ -83,10 +88,10 @@ pub(super) struct HostedConsumer {
 }
 
 impl HostedConsumer {
-    pub(super) fn new(standing: Standing) -> Self {
+    pub(super) fn new(desired: DesiredState) -> Self {
         let change_due = Instant::now();
         Self {
-            standing,
+            desired,
             state: RunPhase::Stopped,
             failing: None,
             note: None,
@@ -99,42 +104,42 @@ impl HostedConsumer {
     }
 
     fn quarantine(&self) -> Option<String> {
-        self.standing
+        self.desired
             .quarantine
             .as_ref()
-            .map(|quarantine| quarantine.text(&self.standing.tenant, &self.standing.name))
+            .map(|quarantine| quarantine.text(&self.desired.tenant, &self.desired.name))
     }
 
     /// Sets the quarantine metric where its value changed. Alerts read it.
     pub(super) fn tell_quarantine(&mut self) {
-        let is_quarantined = self.standing.quarantine.is_some() && !self.is_gone;
+        let is_quarantined = self.desired.quarantine.is_some() && !self.is_gone;
         if is_quarantined != self.is_told_quarantined {
-            let Standing { tenant, name, .. } = &self.standing;
+            let DesiredState { tenant, name, .. } = &self.desired;
             let gauge = metrics::gauge!("oncebox_consumer_quarantined", "tenant" => tenant.clone(), "consumer" => name.clone());
             gauge.set(if is_quarantined { 1.0 } else { 0.0 });
             self.is_told_quarantined = is_quarantined;
         }
     }
 
-    fn work(&self) -> Work {
-        if self.is_gone { Work::Rest } else { self.standing.work() }
+    fn work(&self) -> RunMode {
+        if self.is_gone { RunMode::Stopped } else { self.desired.run_mode() }
     }
 
     pub(super) fn next_action(&mut self, now: Instant) -> Option<Action> {
         self.notice_end();
         if self.wants_change() && !self.is_changing && self.change_due <= now {
             self.is_changing = true;
-            return Some(Action::Change(self.standing.clone()));
+            return Some(Action::Change(self.desired.clone()));
         }
         let work = self.work();
         match &mut self.state {
             RunPhase::Starting | RunPhase::Stopping { .. } => None,
-            RunPhase::Stopped if work == Work::Rest => {
+            RunPhase::Stopped if work == RunMode::Stopped => {
                 (self.failing, self.was_tried) = (None, true);
                 None
             }
             // A quarantined consumer that runs goes on; one that is stopped is not started.
-            RunPhase::Stopped if self.standing.quarantine.is_some() => {
+            RunPhase::Stopped if self.desired.quarantine.is_some() => {
                 self.was_tried = true;
                 None
             }
@@ -143,13 +148,13 @@ impl HostedConsumer {
                     return None;
                 }
                 self.state = RunPhase::Starting;
-                Some(Action::Start(self.standing.clone()))
+                Some(Action::Start(self.desired.clone()))
             }
-            RunPhase::Running(current) if self.is_gone || !current.fits(&self.standing) => {
+            RunPhase::Running(current) if self.is_gone || !current.fits(&self.desired) => {
                 self.stop()
             }
             RunPhase::Running(current)
-                if current.running.generation() < self.standing.generation =>
+                if current.running.generation() < self.desired.generation =>
             {
                 if current.is_loading || self.must_wait(now) {
                     return None;
@@ -175,8 +180,8 @@ impl HostedConsumer {
         let RunPhase::Running(current) = &self.state else { return None };
         let stopping = RunPhase::Stopping { revision: current.revision };
         let is_unwanted = self.is_gone
-            || self.standing.tenant_state != "active"
-            || self.standing.state == "deleting";
+            || !self.desired.tenant_state.is_active()
+            || self.desired.state.is_deleting();
         let urgency = if is_unwanted { Urgency::Now } else { Urgency::Finish };
         match std::mem::replace(&mut self.state, stopping) {
             RunPhase::Running(current) => Some(Action::Stop(current, urgency)),
@@ -190,8 +195,8 @@ impl HostedConsumer {
         let RunPhase::Running(current) = &mut self.state else { return };
         if let Status::Ended(error) = current.running.status() {
             // A revision that matches no row, so that the consumer is stopped.
-            current.revision = current.revision.min(self.standing.revision) - 1;
-            self.failed(self.standing.generation, error);
+            current.revision = current.revision.min(self.desired.revision) - 1;
+            self.failed(self.desired.generation, error);
         }
     }
 
@@ -201,23 +206,23 @@ impl HostedConsumer {
             return false;
         }
         let rests = matches!(self.state, RunPhase::Stopped);
-        match self.standing.state.as_str() {
+        match self.desired.state.as_str() {
             "deleting" => rests,
             "draining" => {
-                matches!(&self.state, RunPhase::Running(current) if current.fits(&self.standing))
+                matches!(&self.state, RunPhase::Running(current) if current.fits(&self.desired))
             }
-            _ => self.standing.is_sought && rests,
+            _ => self.desired.is_sought && rests,
         }
     }
 
     fn must_wait(&self, now: Instant) -> bool {
         self.failing.as_ref().is_some_and(|failing| {
-            failing.again_at > now && failing.version == self.standing.version()
+            failing.again_at > now && failing.version == self.desired.version()
         })
     }
 
     pub(super) fn failed(&mut self, generation: i64, error: String) {
-        let version = self.standing.version();
+        let version = self.desired.version();
         let before = self
             .failing
             .as_ref()
@@ -226,7 +231,7 @@ impl HostedConsumer {
         let failures = before + 1;
         let pause =
             (Duration::from_secs(1) * 2_u32.saturating_pow(before.min(16))).min(RESTART_MAX);
-        let Standing { tenant, name, .. } = &self.standing;
+        let DesiredState { tenant, name, .. } = &self.desired;
         tracing::error!(
             tenant,
             consumer = name,
@@ -241,9 +246,9 @@ impl HostedConsumer {
     }
 
     /// Returns this host's status for the consumer.
-    pub(super) fn run(&self) -> Run {
-        let Standing { consumer_id, revision, generation, state, .. } = &self.standing;
-        let rests = self.work() == Work::Rest;
+    pub(super) fn run(&self) -> ConsumerStatus {
+        let DesiredState { consumer_id, revision, generation, state, .. } = &self.desired;
+        let rests = self.work() == RunMode::Stopped;
         let error = self.failing.as_ref().map(|failing| failing.error.clone());
         let (run, revision) = match &self.state {
             RunPhase::Running(current) if current.running.is_idle() => {
@@ -259,18 +264,21 @@ impl HostedConsumer {
                 if self
                     .failing
                     .as_ref()
-                    .is_some_and(|failing| failing.version == self.standing.version()) =>
+                    .is_some_and(|failing| failing.version == self.desired.version()) =>
             {
                 (RunState::Failing, *revision)
             }
             RunPhase::Starting => (RunState::Starting, *revision),
             RunPhase::Stopped
-                if rests && *generation == 0 && state == "running" && !self.standing.is_sought =>
+                if rests
+                    && *generation == 0
+                    && *state == ConsumerState::Running
+                    && !self.desired.is_sought =>
             {
                 (RunState::Idle, *revision)
             }
             RunPhase::Stopped if rests => (RunState::Stopped, *revision),
-            RunPhase::Stopped if self.standing.quarantine.is_some() => {
+            RunPhase::Stopped if self.desired.quarantine.is_some() => {
                 (RunState::Failing, *revision)
             }
             RunPhase::Stopped => (
@@ -282,7 +290,7 @@ impl HostedConsumer {
         let error = match &self.state {
             // Handlers that cannot be loaded; an error from before this run no longer counts.
             RunPhase::Running(current)
-                if current.running.generation() < self.standing.generation =>
+                if current.running.generation() < self.desired.generation =>
             {
                 error
             }
@@ -292,12 +300,12 @@ impl HostedConsumer {
             RunPhase::Stopped => self.quarantine().or(error),
             _ => error,
         };
-        Run {
+        ConsumerStatus {
             consumer_id: *consumer_id,
             state: run,
             revision,
             error,
-            rests_at: is_still.then_some(*generation),
+            stopped_generation: is_still.then_some(*generation),
         }
     }
 }

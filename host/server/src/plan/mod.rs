@@ -7,7 +7,7 @@ pub(crate) use consumer::RunningConsumer;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use oncebox_control::{Consumer, Progress, Run, Standing, Work};
+use oncebox_control::{Consumer, ConsumerStatus, DesiredState, Progress, RunMode};
 use oncebox_model::BreakerState;
 use tokio::time::Instant;
 
@@ -23,13 +23,13 @@ const CHANGE_AGAIN: Duration = Duration::from_millis(700);
 /// The next action for a consumer.
 pub(crate) enum Action {
     /// Loads and starts it.
-    Start(Standing),
+    Start(DesiredState),
     /// Loads its deployments, while it runs.
     Load(Consumer),
     /// Stops its run.
     Stop(Box<RunningConsumer>, Urgency),
     /// Carries out a change: the end of a drain, a seek, a removal.
-    Change(Standing),
+    Change(DesiredState),
     /// Judges its canary.
     Judge(Box<Consumer>),
 }
@@ -50,12 +50,12 @@ pub(crate) struct Consumers(HashMap<i32, HostedConsumer>);
 impl Consumers {
     /// Records the desired states that were just read. A consumer without a row is gone, and is
     /// forgotten once nothing of it runs.
-    pub(crate) fn observe(&mut self, standings: Vec<Standing>) {
+    pub(crate) fn observe(&mut self, desired_states: Vec<DesiredState>) {
         self.0.values_mut().for_each(|consumer| consumer.is_gone = true);
-        for standing in standings {
-            match self.0.get_mut(&standing.consumer_id) {
-                Some(consumer) => (consumer.standing, consumer.is_gone) = (standing, false),
-                None => drop(self.0.insert(standing.consumer_id, HostedConsumer::new(standing))),
+        for desired in desired_states {
+            match self.0.get_mut(&desired.consumer_id) {
+                Some(consumer) => (consumer.desired, consumer.is_gone) = (desired, false),
+                None => drop(self.0.insert(desired.consumer_id, HostedConsumer::new(desired))),
             }
         }
         self.0.values_mut().for_each(HostedConsumer::tell_quarantine);
@@ -75,7 +75,7 @@ impl Consumers {
     }
 
     /// Returns this host's status for each consumer.
-    pub(crate) fn runs(&self) -> impl Iterator<Item = Run> {
+    pub(crate) fn runs(&self) -> impl Iterator<Item = ConsumerStatus> {
         self.0.values().filter(|consumer| !consumer.is_gone).map(HostedConsumer::run)
     }
 
@@ -101,7 +101,9 @@ impl Consumers {
     pub(crate) fn first_starts(&self) -> usize {
         self.0
             .values()
-            .filter(|consumer| !consumer.was_tried && consumer.standing.work() != Work::Rest)
+            .filter(|consumer| {
+                !consumer.was_tried && consumer.desired.run_mode() != RunMode::Stopped
+            })
             .count()
     }
 
@@ -152,8 +154,8 @@ impl Consumers {
             }
             TaskResult::Started { started: Err(error), .. } => {
                 consumer.state = RunPhase::Stopped;
-                consumer.failed(consumer.standing.generation, error.clone());
-                return Some((id, consumer.standing.generation, Progress::Failed(error)));
+                consumer.failed(consumer.desired.generation, error.clone());
+                return Some((id, consumer.desired.generation, Progress::Failed(error)));
             }
             TaskResult::Stopped { .. } => consumer.state = RunPhase::Stopped,
             TaskResult::Changed { note, .. } => {

@@ -6,7 +6,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use oncebox_control::{Admin, Drift};
+use oncebox_control::{Control, SourceVersion};
 use oncebox_model::InboxError;
 use tokio::{
     sync::Semaphore,
@@ -40,16 +40,16 @@ struct KnownDatabase {
 
 /// A finished check: the tenant with the state it had to bring there, whether it was a full
 /// preparation, and its result.
-type Looked = (Drift, bool, Result<(), InboxError>);
+type Looked = (SourceVersion, bool, Result<(), InboxError>);
 
 /// Keeps the tenants' databases up to date until aborted. Another host's next check repeats work
 /// that was interrupted.
-pub(crate) async fn keep(admin: Admin) {
+pub(crate) async fn keep(admin: Control) {
     let mut known: HashMap<String, KnownDatabase> = HashMap::new();
     let mut looks: JoinSet<Looked> = JoinSet::new();
     let at_once = Arc::new(Semaphore::new(AT_ONCE));
     loop {
-        match admin.drifts().await {
+        match admin.tenant_databases().dedicated_tenants().await {
             Ok(drifts) => begin(&admin, &mut known, &mut looks, &at_once, drifts),
             Err(error) => tracing::debug!(%error, "the tenants' own databases are not known"),
         }
@@ -63,11 +63,11 @@ pub(crate) async fn keep(admin: Admin) {
 
 /// Begins the checks that are due.
 fn begin(
-    admin: &Admin,
+    admin: &Control,
     known: &mut HashMap<String, KnownDatabase>,
     looks: &mut JoinSet<Looked>,
     at_once: &Arc<Semaphore>,
-    drifts: Vec<Drift>,
+    drifts: Vec<SourceVersion>,
 ) {
     let now = Instant::now();
     known.retain(|tenant, _| drifts.iter().any(|drift| drift.tenant == *tenant));
@@ -88,16 +88,16 @@ fn begin(
     }
 }
 
-async fn look(admin: &Admin, tenant: &str, from_the_ground: bool) -> Result<(), InboxError> {
-    let tenant = match admin.tenant(tenant).await {
+async fn look(admin: &Control, tenant: &str, from_the_ground: bool) -> Result<(), InboxError> {
+    let tenant = match admin.tenants().get(tenant).await {
         Err(InboxError::NotFound(_)) => return Ok(()), // deleted meanwhile
         tenant => tenant?,
     };
     // A tenant that is being deleted gets no full preparation.
-    if from_the_ground && tenant.state != "deleting" {
-        admin.prepare_place(&tenant).await
+    if from_the_ground && !tenant.state.is_deleting() {
+        admin.tenant_databases().prepare(&tenant).await
     } else {
-        admin.mirror(&tenant).await
+        admin.tenant_databases().replicate(&tenant).await
     }
 }
 
@@ -126,7 +126,7 @@ impl KnownDatabase {
         Self { state: String::new(), look_due: now, prepare_due: now, failures: 0, is_busy: false }
     }
 
-    fn succeeded(&mut self, drift: Drift, from_the_ground: bool) {
+    fn succeeded(&mut self, drift: SourceVersion, from_the_ground: bool) {
         if self.failures > 0 {
             tracing::info!(tenant = drift.tenant, "the tenant's own database is in order again");
         }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use oncebox_control::Admin;
+use oncebox_control::Control;
 use oncebox_model::InboxError;
 
 /// Pause between two searches for tenants that are being deleted.
@@ -11,7 +11,7 @@ const LOOK: Duration = Duration::from_secs(5);
 
 /// Carries on deletions of tenants, until this future is dropped. Every step may be interrupted and
 /// done again.
-pub(crate) async fn carry_on(admin: Admin) {
+pub(crate) async fn carry_on(admin: Control) {
     let admin = admin.acting_as("oncebox");
     loop {
         tokio::time::sleep(LOOK).await;
@@ -21,9 +21,9 @@ pub(crate) async fn carry_on(admin: Admin) {
     }
 }
 
-async fn look(admin: &Admin) -> Result<(), InboxError> {
-    for tenant in admin.tenants_being_deleted().await? {
-        if let Err(error) = admin.remove_tenant(&tenant).await {
+async fn look(admin: &Control) -> Result<(), InboxError> {
+    for tenant in admin.tenants().being_deleted().await? {
+        if let Err(error) = admin.tenants().remove(&tenant).await {
             tracing::warn!(tenant = tenant.name, %error, "a tenant is not deleted yet; it is tried \
                 again");
         }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Result;
-use oncebox_control::{Admin, Standing, Tenant};
+use oncebox_control::{Control, DesiredState, Tenant};
 use oncebox_inbox::{Scheduler, Sessions};
 use oncebox_model::InboxError;
 
@@ -43,8 +43,11 @@ impl TenantSessions {
         {
             return Ok(sessions);
         }
-        let sessions =
-            Sessions::of(host.admin.session_target(tenant)?, &host.settings, host.budget.clone());
+        let sessions = Sessions::of(
+            host.admin.tenant_databases().session_target(tenant)?,
+            &host.settings,
+            host.budget.clone(),
+        );
         known.push(KnownSessions {
             made_for: tenant.revision,
             renewed_for: tenant.revision,
@@ -58,18 +61,18 @@ impl TenantSessions {
     /// admitted by the present limits.
     pub(crate) async fn renew(
         &self,
-        admin: &Admin,
+        admin: &Control,
         scheduler: &Scheduler,
-        standings: &[Standing],
+        desired_states: &[DesiredState],
     ) -> Result<(), InboxError> {
-        for standing in standings.iter().filter(|standing| self.are_behind(standing)) {
-            let tenant = match admin.tenant(&standing.tenant).await {
+        for desired in desired_states.iter().filter(|desired| self.are_behind(desired)) {
+            let tenant = match admin.tenants().get(&desired.tenant).await {
                 Err(InboxError::NotFound(_)) => continue,
                 tenant => tenant?,
             };
             scheduler.set_limits(tenant.tenant_id, tenant.revision, &tenant.name, &tenant.limits);
             // A failure for one tenant must not stop the others.
-            match admin.credentials(&tenant) {
+            match admin.tenant_databases().credentials(&tenant) {
                 Ok(credentials) => self.renewed(&tenant, |sessions| {
                     sessions.renew(&credentials.guest_password, credentials.secret);
                 }),
@@ -83,12 +86,12 @@ impl TenantSessions {
         Ok(())
     }
 
-    fn are_behind(&self, standing: &Standing) -> bool {
+    fn are_behind(&self, desired: &DesiredState) -> bool {
         self.known()
-            .get(&standing.tenant_id)
+            .get(&desired.tenant_id)
             .into_iter()
             .flatten()
-            .any(|known| known.renewed_for < standing.tenant_revision)
+            .any(|known| known.renewed_for < desired.tenant_revision)
     }
 
     fn renewed(&self, tenant: &Tenant, renew: impl Fn(&Sessions)) {

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_control::{Admin, MasterKey, NewDeployment, NewToken, Tenant, TokenRole, schema};
+use oncebox_control::{Control, MasterKey, NewDeployment, NewToken, Tenant, TokenRole, schema};
 use oncebox_devkit::local::{
     broker::MockBroker,
     free_port,
@@ -62,7 +62,7 @@ outcome_bytes_max = 1000, deadline_ms = 8000 }";
 
 /// A host with an attacking tenant and its victim, on a server, a broker and an address of its own.
 pub struct HostileFixture {
-    pub admin: Admin,
+    pub admin: Control,
     /// A superuser's.
     pub pool: PgPool,
     pub victim: Tenant,
@@ -118,7 +118,7 @@ impl HostileFixture {
             MasterKey::generate(),
         );
         let admin =
-            Admin::new(url.parse().unwrap(), MasterKey::parse(&key).unwrap(), marker.clone());
+            Control::new(url.parse().unwrap(), MasterKey::parse(&key).unwrap(), marker.clone());
         let (victim, load, still) = victim(&admin, &pool, &marker).await;
         let (attacker, evil) = attacker(&admin, &pool).await;
         let new = NewToken {
@@ -128,7 +128,7 @@ impl HostileFixture {
             expires_at: None,
         };
         let token =
-            admin.acting_as("mallory").create_token(&new).await.unwrap().1.reveal().to_owned();
+            admin.acting_as("mallory").tokens().create(&new).await.unwrap().1.reveal().to_owned();
         for topic in [format!("payments.{marker}").as_str(), "attacks", "books"] {
             broker.create_topic(topic, 4).unwrap();
         }
@@ -175,6 +175,7 @@ impl HostileFixture {
         deployment.limits.insert("deadline_ms".to_owned(), deadline_ms.into());
         self.admin
             .acting_as("mallory")
+            .versions()
             .deploy_compiled(&self.attacker.name, "evil", deployment, component)
             .await
             .unwrap();
@@ -380,8 +381,8 @@ async fn publish(
 }
 
 /// A tenant all of whose rows, ids and names bear the marker, but for names that the catalogs show.
-async fn victim(admin: &Admin, pool: &PgPool, marker: &str) -> (Tenant, i32, i32) {
-    let victim = admin.create_tenant("victim").await.unwrap();
+async fn victim(admin: &Control, pool: &PgPool, marker: &str) -> (Tenant, i32, i32) {
+    let victim = admin.tenants().create("victim").await.unwrap();
     let tables = format!(
         "{LEDGER_SCHEMA} CREATE TABLE vault (secret text, {SEEN}_column int); INSERT INTO vault \
             SELECT '{marker}' FROM generate_series(1, 50); \
@@ -392,7 +393,11 @@ async fn victim(admin: &Admin, pool: &PgPool, marker: &str) -> (Tenant, i32, i32
          CREATE SEQUENCE {SEEN}_sequence; INSERT INTO account VALUES ('a-{marker}'), \
          ('b-{marker}')"
     );
-    admin.apply_migration(&victim, &format!("tables-{marker}"), &tables).await.unwrap();
+    admin
+        .tenant_databases()
+        .apply_migration(&victim, &format!("tables-{marker}"), &tables)
+        .await
+        .unwrap();
     let policy = |topic: &str| {
         let text = format!(
             "topics = ['{topic}']\nack = 'after_commit'\nidentity = {{ id = [{{ header = 'id' }}], \
@@ -401,26 +406,28 @@ async fn victim(admin: &Admin, pool: &PgPool, marker: &str) -> (Tenant, i32, i32
         Policy::parse(&text).unwrap()
     };
     let load = admin
-        .create_consumer("victim", "load", &policy(&format!("payments.{marker}")))
+        .consumers()
+        .create("victim", "load", &policy(&format!("payments.{marker}")))
         .await
         .unwrap()
         .consumer_id;
     let still = admin
-        .create_consumer("victim", &format!("still-{marker}"), &policy(&format!("still.{marker}")))
+        .consumers()
+        .create("victim", &format!("still-{marker}"), &policy(&format!("still.{marker}")))
         .await
         .unwrap()
         .consumer_id;
     let mut deployment =
         NewDeployment::stable(&format!("paid.{marker}"), &format!("ledger-{marker}"), "");
     deployment.settings.insert(marker.to_owned(), Value::from(marker));
-    admin.deploy_compiled("victim", "load", deployment, LEDGER).await.unwrap();
+    admin.versions().deploy_compiled("victim", "load", deployment, LEDGER).await.unwrap();
     let new = NewToken {
         name: marker,
         role: TokenRole::Viewer,
         tenant: Some("victim"),
         expires_at: None,
     };
-    admin.create_token(&new).await.unwrap();
+    admin.tokens().create(&new).await.unwrap();
     let rows = format!(
         "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, \
             partition, \"offset\", record_timestamp_ms, key, source, \
@@ -444,9 +451,9 @@ async fn victim(admin: &Admin, pool: &PgPool, marker: &str) -> (Tenant, i32, i32
 }
 
 /// A tenant that may even write functions.
-async fn attacker(admin: &Admin, pool: &PgPool) -> (Tenant, i32) {
+async fn attacker(admin: &Control, pool: &PgPool) -> (Tenant, i32) {
     let admin = admin.acting_as("mallory");
-    let attacker = admin.create_tenant("mallory").await.unwrap();
+    let attacker = admin.tenants().create("mallory").await.unwrap();
     pool.execute(AssertSqlSafe(format!(
         "GRANT USAGE ON LANGUAGE plpgsql TO {}",
         attacker.owner_login
@@ -471,7 +478,7 @@ async fn attacker(admin: &Admin, pool: &PgPool) -> (Tenant, i32) {
     );
     // Not as a migration, of which most of this is none: the attacker is stronger here than any
     // tenant is.
-    let password = admin.credentials(&attacker).unwrap().owner_password;
+    let password = admin.tenant_databases().credentials(&attacker).unwrap().owner_password;
     let options =
         pool.connect_options().as_ref().clone().username(&attacker.owner_login).password(&password);
     let mut owner =
@@ -481,19 +488,20 @@ async fn attacker(admin: &Admin, pool: &PgPool) -> (Tenant, i32) {
     owner.execute(sqlx::raw_sql(AssertSqlSafe(tables))).await.unwrap();
     owner.close().await.unwrap();
     let evil = admin
-        .create_consumer("mallory", "evil", &Policy::parse(ATTACKER).unwrap())
+        .consumers()
+        .create("mallory", "evil", &Policy::parse(ATTACKER).unwrap())
         .await
         .unwrap()
         .consumer_id;
     let mut deployment = NewDeployment::stable("book", "ledger", "");
     deployment.limits.insert("deadline_ms".to_owned(), 1_500.into());
-    admin.deploy_compiled("mallory", "evil", deployment, LEDGER).await.unwrap();
+    admin.versions().deploy_compiled("mallory", "evil", deployment, LEDGER).await.unwrap();
     (attacker, evil)
 }
 
 /// Passwords, secrets and what is made of them.
-async fn secrets(admin: &Admin, pool: &PgPool, victim: &Tenant, key: &str) -> Vec<String> {
-    let credentials = admin.credentials(victim).unwrap();
+async fn secrets(admin: &Control, pool: &PgPool, victim: &Tenant, key: &str) -> Vec<String> {
+    let credentials = admin.tenant_databases().credentials(victim).unwrap();
     let mut secrets = vec![
         key.to_owned(),
         credentials.guest_password,

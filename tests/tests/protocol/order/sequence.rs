@@ -53,6 +53,7 @@ async fn redrive(fixture: &InboxFixture, consumer: &TestConsumer, id: &str) {
     assert_eq!(
         fixture
             .admin
+            .messages()
             .act_on_messages(&consumer.tenant.name, &consumer.row.name, &bulk)
             .await
             .unwrap()
@@ -375,7 +376,7 @@ async fn what_has_no_place_any_more_holds_nothing() {
         as_of: None,
         limit: 10,
     };
-    let done = fixture.admin.act_on_messages("acme", "orders", &again).await.unwrap();
+    let done = fixture.admin.messages().act_on_messages("acme", "orders", &again).await.unwrap();
     assert_eq!((done.changed, done.left), (0, 0), "it has no place in the order");
 
     deliver(

@@ -10,7 +10,12 @@ async fn edit(
     as_of: Option<DateTime<Utc>>,
 ) -> Result<(), String> {
     let edit = Edit { payload: payload.into(), reason: "a typo".to_owned(), as_of };
-    fixture.admin.edit_message("acme", "orders", id, &edit).await.map_err(|error| error.to_string())
+    fixture
+        .admin
+        .messages()
+        .edit_message("acme", "orders", id, &edit)
+        .await
+        .map_err(|error| error.to_string())
 }
 
 /// What could go wrong: a mended message is a new one to the inbox, what came is lost, or its
@@ -69,7 +74,7 @@ async fn an_edited_letter_is_the_same_message() {
         [failed("reject"), redriven.clone(), edited.clone(), failed("park"), redriven, edited];
     // S0-042.
     assert_eq!(history(&fixture, "a").await, expected);
-    let audit = fixture.admin.audit_list(Some("acme"), 10).await.unwrap();
+    let audit = fixture.admin.audit().list(Some("acme"), 10).await.unwrap();
     let of_edits: Vec<_> = audit.iter().filter(|entry| entry.action == "inbox.edit").collect();
     assert_eq!(of_edits.len(), 2);
     assert!(!format!("{of_edits:?}").contains("result 7"), "payloads are no part of the audit log");
@@ -103,6 +108,7 @@ async fn what_cannot_run_cannot_be_edited() {
     let edit = Edit { payload: Vec::new(), reason: "a typo".to_owned(), as_of: None };
     let refused = fixture
         .admin
+        .messages()
         .edit_message("acme", "keepless", "gone", &edit)
         .await
         .unwrap_err()

@@ -72,7 +72,8 @@ async fn a_redelivery_brings_the_record_back(fixture: InboxFixture, ack: &str) {
         0,
         "there is nothing to run"
     );
-    let found = fixture.admin.message_history("acme", "orders", "refused").await.unwrap();
+    let found =
+        fixture.admin.messages().message_history("acme", "orders", "refused").await.unwrap();
     assert!(found.next.text.contains("Have it delivered again"), "{}", found.next.text);
 
     // Another payload under the id is a collision, and brings nothing back.
@@ -99,7 +100,7 @@ async fn a_redelivery_brings_the_record_back(fixture: InboxFixture, ack: &str) {
             (letter.payload.clone(), i32::from(!id.starts_with(['u', 't']))),
             "{id}"
         );
-        let shown = fixture.admin.inbox_show("acme", "orders", id).await.unwrap();
+        let shown = fixture.admin.messages().inbox_show("acme", "orders", id).await.unwrap();
         assert_eq!(
             (shown.is_kept, shown.headers),
             (true, letter.headers.clone()),
@@ -107,7 +108,8 @@ async fn a_redelivery_brings_the_record_back(fixture: InboxFixture, ack: &str) {
         );
         assert_eq!(restored(&fixture, id).await, 1, "{id}");
     }
-    let found = fixture.admin.message_history("acme", "orders", "refused").await.unwrap();
+    let found =
+        fixture.admin.messages().message_history("acme", "orders", "refused").await.unwrap();
     assert!(
         found.next.commands.iter().any(|command| command.contains("inbox redrive")),
         "{:?}",

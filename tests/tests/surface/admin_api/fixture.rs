@@ -17,9 +17,9 @@ use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use oncebox_api::{
     Api, Asking, Brokers, Checked, Checking, Components, GroupPosition, Limits, Mode, Principal,
-    Problem, SeekTo, Unchecked, wire::Role,
+    ProblemBody, SeekTo, Unchecked, wire::Role,
 };
-use oncebox_control::{Admin, NewToken, NewVersion};
+use oncebox_control::{Control, NewToken, NewVersion};
 use oncebox_model::policy::Policy;
 use oncebox_runtime::{RuntimeConfig, WasmRuntime};
 use oncebox_tests::inbox::InboxFixture;
@@ -59,7 +59,7 @@ impl Components for Compiling {
     fn check(&self, upload: Bytes) -> Checking<'_> {
         Box::pin(async move {
             let refused = |error: oncebox_runtime::LoadError| {
-                Unchecked::Refused(vec![Problem {
+                Unchecked::Refused(vec![ProblemBody {
                     code: "invalid".to_owned(),
                     text: error.to_string(),
                 }])
@@ -127,7 +127,7 @@ impl ApiFixture {
                 report: &report,
                 is_compiled: true,
             };
-            inbox.admin.add_version("acme", "ledger", version).await.expect("a version");
+            inbox.admin.versions().add("acme", "ledger", version).await.expect("a version");
         }
         inbox
             .execute(format!(
@@ -301,18 +301,18 @@ impl ApiFixture {
 
 const EXPIRED: &str = "expired";
 
-async fn tokens(admin: &Admin) -> (HashMap<(String, Role), String>, String, String) {
+async fn tokens(admin: &Control) -> (HashMap<(String, Role), String>, String, String) {
     let make = async |name: &str, role: Role, tenant: Option<&str>| {
         let expires_at = (name == EXPIRED).then(|| chrono::Utc::now() + chrono::Duration::days(1));
         let new = NewToken { name, role: role.into(), tenant, expires_at };
-        let (token, secret) = admin.create_token(&new).await.expect("a token");
+        let (token, secret) = admin.tokens().create(&new).await.expect("a token");
         (token.token_id, secret.reveal().to_owned())
     };
     // The first is a tenant's own, so that both ways to revoke one find it.
     let mut all = HashMap::new();
     let (_, expired) = make(EXPIRED, Role::Admin, Some("acme")).await;
     let (revoked_id, revoked) = make("revoked", Role::Admin, Some("acme")).await;
-    admin.revoke_token(None, revoked_id).await.expect("it ends");
+    admin.tokens().revoke(None, revoked_id).await.expect("it ends");
     for tenant in ["", "acme", "other"] {
         for role in Role::ALL {
             let name =

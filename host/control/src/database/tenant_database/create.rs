@@ -4,17 +4,18 @@ use oncebox_model::{error::InboxError, hooks};
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 
-use super::{DatabaseUrl, PURPOSE, Place, answered_within, mirror};
+use super::{DatabaseUrl, PURPOSE, TenantDatabase, answered_within, replica};
 use crate::{
     audit::Subject,
-    control::{Admin, check_name, taken},
+    control::{check_name, taken},
+    handles::{TenantDatabases, Tenants},
     tenants::{Tenant, credentials::Credentials, keys::secret_hash},
 };
 
 /// Longest time for the removal of a tenant from its own database.
 const REMOVE_MAX: std::time::Duration = std::time::Duration::from_secs(60);
 
-impl Admin {
+impl Tenants<'_> {
     /// Creates a tenant whose inbox and tables are in a database of its own. That database is
     /// checked, brought up to date and taken before the tenant's row exists. Where the process dies
     /// after that, reconciliation finishes the work.
@@ -22,23 +23,25 @@ impl Admin {
     /// # Errors
     /// `Invalid` for a bad name, or where the database cannot hold the inbox. `Conflict` for a name
     /// in use.
-    pub async fn create_tenant_at(
+    pub async fn create_dedicated(
         &self,
         name: &str,
         url: &DatabaseUrl,
     ) -> Result<Tenant, InboxError> {
         check_name("tenant", name)?;
-        self.take_place(url).await?;
-        let tenant = self.insert_tenant_at(name, url).await?;
-        hooks::point("place:create:after");
-        if let Err(error) = self.mirror(&tenant).await {
-            self.take_back_from_place(&tenant).await?;
+        self.0.tenant_databases().take_database(url).await?;
+        let tenant = self.0.tenant_databases().insert(name, url).await?;
+        hooks::point("tenant_database:create:after");
+        if let Err(error) = self.0.tenant_databases().replicate(&tenant).await {
+            self.0.tenant_databases().take_back_from_database(&tenant).await?;
             return Err(error);
         }
         Ok(tenant)
     }
+}
 
-    async fn insert_tenant_at(&self, name: &str, url: &DatabaseUrl) -> Result<Tenant, InboxError> {
+impl TenantDatabases<'_> {
+    async fn insert(&self, name: &str, url: &DatabaseUrl) -> Result<Tenant, InboxError> {
         const INSERT: &str = "INSERT INTO oncebox.tenant (name, schema_name, login, owner_login, \
             secret_hash, credentials, database_url, database) \
             VALUES ($1, $2, $3, $4, $5, $6, $7, $8) RETURNING *";
@@ -46,72 +49,81 @@ impl Admin {
         let (schema, login, owner) =
             (format!("t_{opaque}"), format!("oncebox_{opaque}"), format!("oncebox_{opaque}_owner"));
         let credentials = Credentials::generate();
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.0.pool.begin().await?;
         let insert = sqlx::query_as(INSERT)
             .bind(name)
             .bind(&schema)
             .bind(&login)
             .bind(&owner)
             .bind(secret_hash(&credentials.secret))
-            .bind(credentials.sealed(&self.key, &login))
-            .bind(self.key.seal(PURPOSE, &login, url.text().as_bytes()))
+            .bind(credentials.sealed(&self.0.key, &login))
+            .bind(self.0.key.seal(PURPOSE, &login, url.text().as_bytes()))
             .bind(url.shown());
         let tenant =
             insert.fetch_one(&mut *tx).await.map_err(|error| taken(error, "tenant", name))?;
-        self.audit(
-            &mut tx,
-            "tenant.create",
-            Subject::tenant(name),
-            json!({ "database": url.shown() }),
-        )
-        .await?;
+        self.0
+            .audit()
+            .record(
+                &mut tx,
+                "tenant.create",
+                Subject::tenant(name),
+                json!({ "database": url.shown() }),
+            )
+            .await?;
         tx.commit().await?;
         Ok(tenant)
     }
 
     /// Removes a tenant that was just created, first from its own database. Its row is in state
     /// `deleting` until then, so that readers of the row know that it is going.
-    pub(crate) async fn take_back_from_place(&self, tenant: &Tenant) -> Result<(), InboxError> {
+    pub(crate) async fn take_back_from_database(&self, tenant: &Tenant) -> Result<(), InboxError> {
         const DELETING: &str = "UPDATE oncebox.tenant SET state = 'deleting', revision = revision \
             + 1 WHERE tenant_id = $1";
-        sqlx::query(DELETING).bind(tenant.tenant_id).execute(&self.pool).await?;
-        answered_within(REMOVE_MAX, remove_schema(&self.place(tenant)?, tenant)).await??;
-        self.forget_place(tenant).await?;
-        let mut tx = self.pool.begin().await?;
+        sqlx::query(DELETING).bind(tenant.tenant_id).execute(&self.0.pool).await?;
+        answered_within(REMOVE_MAX, remove_schema(&self.get(tenant)?, tenant)).await??;
+        self.forget(tenant).await?;
+        let mut tx = self.0.pool.begin().await?;
         sqlx::query("DELETE FROM oncebox.tenant WHERE tenant_id = $1")
             .bind(tenant.tenant_id)
             .execute(&mut *tx)
             .await?;
-        self.audit(&mut tx, "tenant.take_back", Subject::tenant(&tenant.name), json!({})).await?;
+        self.0
+            .audit()
+            .record(&mut tx, "tenant.take_back", Subject::tenant(&tenant.name), json!({}))
+            .await?;
         Ok(tx.commit().await?)
     }
 
-    /// Removes the mirror of a deleted tenant from its own database, and closes the host's
+    /// Removes the replica of a deleted tenant from its own database, and closes the host's
     /// connections to it. Its messages are gone by then. Its rows in the host's database, which
     /// list what exists there, are removed next.
     ///
     /// # Errors
     /// An error of the tenant's database, or its silence for too long.
-    pub async fn forget_place(&self, tenant: &Tenant) -> Result<(), InboxError> {
-        let place = self.place(tenant)?;
-        if !place.is_own {
+    pub async fn forget(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        let database = self.get(tenant)?;
+        if !database.is_dedicated {
             return Ok(());
         }
-        answered_within(REMOVE_MAX, self.remove_mirror(&place, tenant)).await??;
+        answered_within(REMOVE_MAX, self.remove_replica(&database, tenant)).await??;
         // Work that still runs there holds a handle of its own; the last handle closes the pool.
-        self.places.remove(tenant.tenant_id);
+        self.0.tenant_databases.remove(tenant.tenant_id);
         Ok(())
     }
 
-    async fn remove_mirror(&self, place: &Place, tenant: &Tenant) -> Result<(), InboxError> {
+    async fn remove_replica(
+        &self,
+        database: &TenantDatabase,
+        tenant: &Tenant,
+    ) -> Result<(), InboxError> {
         const SHADOWS: &str = "SELECT d.deployment_id FROM oncebox.deployment d JOIN \
             oncebox.consumer c USING (consumer_id) \
             WHERE c.tenant_id = $1 AND d.role = 'shadow'";
         let shadows: Vec<i64> =
-            sqlx::query_scalar(SHADOWS).bind(tenant.tenant_id).fetch_all(&self.pool).await?;
-        let mut connection = place.connect().await?;
+            sqlx::query_scalar(SHADOWS).bind(tenant.tenant_id).fetch_all(&self.0.pool).await?;
+        let mut connection = database.connect().await?;
         let mut tx = connection.begin().await?;
-        mirror::lock(&mut tx, tenant.tenant_id).await?;
+        replica::lock(&mut tx, tenant.tenant_id).await?;
         for table in ["shadow_difference", "shadow_sum", "shadow_total"] {
             let remove = format!("DELETE FROM oncebox.{table} WHERE deployment_id = ANY ($1)");
             sqlx::query(AssertSqlSafe(remove)).bind(&shadows).execute(&mut *tx).await?;
@@ -127,20 +139,20 @@ impl Admin {
 }
 
 /// Removes schema and roles of a tenant that has neither consumers nor sessions.
-async fn remove_schema(place: &Place, tenant: &Tenant) -> Result<(), InboxError> {
+async fn remove_schema(database: &TenantDatabase, tenant: &Tenant) -> Result<(), InboxError> {
     let Tenant { schema_name: schema, login, owner_login: owner, .. } = tenant;
-    let mut connection = place.connect().await?;
-    let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())")
+    let mut connection = database.connect().await?;
+    let database_name: String = sqlx::query_scalar("SELECT quote_ident(current_database())")
         .fetch_one(&mut connection)
         .await?;
     let mut tx = connection.begin().await?;
-    mirror::lock(&mut tx, tenant.tenant_id).await?;
+    replica::lock(&mut tx, tenant.tenant_id).await?;
     tx.execute(AssertSqlSafe(format!("DROP SCHEMA IF EXISTS {schema} CASCADE"))).await?;
     for role in [login, owner] {
         if has_role(&mut tx, role).await? {
             let remove = format!(
-                "REVOKE ALL ON DATABASE {database} FROM {role}; REVOKE ALL ON SCHEMA oncebox_host \
-                    FROM {role}; \
+                "REVOKE ALL ON DATABASE {database_name} FROM {role}; \
+                 REVOKE ALL ON SCHEMA oncebox_host FROM {role}; \
                  REVOKE ALL ON ALL FUNCTIONS IN SCHEMA oncebox_host FROM {role}; DROP ROLE {role}"
             );
             tx.execute(sqlx::raw_sql(AssertSqlSafe(remove))).await?;

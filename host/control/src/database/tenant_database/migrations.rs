@@ -5,9 +5,9 @@
 use oncebox_model::error::InboxError;
 use sqlx::Executor;
 
-use crate::{control::Admin, database::migration::Migration, tenants::Tenant};
+use crate::{database::migration::Migration, handles::TenantDatabases, tenants::Tenant};
 
-impl Admin {
+impl TenantDatabases<'_> {
     /// Copies migration records that are only in a tenant's own database, each with its audit row.
     /// A record and its audit row are written together and once, even where several hosts copy.
     pub(crate) async fn copy_migrations(&self, tenant: &Tenant) -> Result<(), InboxError> {
@@ -20,7 +20,7 @@ impl Admin {
             SELECT 'oncebox', 'tenant.migrate', format('%s/%s', $2, c.name), $2, \
                 jsonb_build_object('digest', encode(c.digest, 'hex'), 'applied_by', \
                 left(c.applied_by, 200)) FROM copied c";
-        if !self.place(tenant)?.is_own {
+        if !self.get(tenant)?.is_dedicated {
             return Ok(());
         }
         let held: Vec<Migration> = self.migrations_held(tenant).await?;
@@ -31,7 +31,7 @@ impl Admin {
             .bind(held.iter().map(|m| m.digest.as_slice()).collect::<Vec<_>>())
             .bind(held.iter().map(|m| m.applied_at).collect::<Vec<_>>())
             .bind(held.iter().map(|m| m.applied_by.as_str()).collect::<Vec<_>>());
-        self.pool.execute(copy).await?;
+        self.0.pool.execute(copy).await?;
         Ok(())
     }
 }

@@ -6,16 +6,16 @@ use oncebox_model::error::InboxError;
 use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
-use super::{DatabaseUrl, Place, answered_within};
+use super::{DatabaseUrl, TenantDatabase, answered_within};
 use crate::{
-    control::Admin,
     database::{reach, schema},
+    handles::TenantDatabases,
     tenants::Tenant,
 };
 
 /// Oldest PostgreSQL version that the host functions and the settings of sessions work with.
 const VERSION_MIN: i32 = 15;
-/// Longest time for the check of a tenant's database, and for the update of its mirror.
+/// Longest time for the check of a tenant's database, and for the update of its replica.
 pub(super) const PREPARE_MAX: Duration = Duration::from_secs(120);
 
 /// Properties that a server reports.
@@ -27,34 +27,38 @@ struct Server {
     may_create: bool,
 }
 
-impl Admin {
+impl TenantDatabases<'_> {
     /// Checks that the database that a tenant named can be used. Brings it up to date where it is
-    /// behind this program, and makes its mirror equal. Does nothing for tenants in the host's
+    /// behind this program, and makes its replica equal. Does nothing for tenants in the host's
     /// database.
     ///
     /// # Errors
     /// `TenantDatabaseUnavailable` where the database cannot be reached. `Invalid` where it is not this
     /// installation's, or cannot hold an inbox.
-    pub async fn prepare_place(&self, tenant: &Tenant) -> Result<(), InboxError> {
-        let place = self.place(tenant)?;
-        if !place.is_own {
+    pub async fn prepare(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        let database = self.get(tenant)?;
+        if !database.is_dedicated {
             return Ok(());
         }
         let preparing = async {
-            if answered_within(PREPARE_MAX, self.check_is_behind(&place, tenant)).await?? {
+            if answered_within(PREPARE_MAX, self.check_is_behind(&database, tenant)).await?? {
                 // Without a time limit: an update that was given up would start from the beginning
                 // each time.
-                bring_up_to_date(&place, &tenant.name).await?;
+                bring_up_to_date(&database, &tenant.name).await?;
             }
-            answered_within(PREPARE_MAX, self.mirror(tenant)).await?
+            answered_within(PREPARE_MAX, self.replicate(tenant)).await?
         };
-        preparing.await.map_err(|error| of_place(error, tenant))
+        preparing.await.map_err(|error| of_tenant_database(error, tenant))
     }
 
     /// Returns whether a tenant's database is behind this program. Fails where it cannot be used.
-    async fn check_is_behind(&self, place: &Place, tenant: &Tenant) -> Result<bool, InboxError> {
-        reach::check_options_arrive(&place.options).await?;
-        let mut connection = place.connect().await?;
+    async fn check_is_behind(
+        &self,
+        database: &TenantDatabase,
+        tenant: &Tenant,
+    ) -> Result<bool, InboxError> {
+        reach::check_options_arrive(&database.options).await?;
+        let mut connection = database.connect().await?;
         check_server(&mut connection, tenant.database.as_deref().unwrap_or_default()).await?;
         check_is_ours(&mut connection, self.installation().await?, tenant).await?;
         let is_behind = schema::is_behind(&mut connection).await?;
@@ -63,25 +67,25 @@ impl Admin {
     }
 
     /// Takes an unused database for tenants of this installation.
-    pub(super) async fn take_place(&self, url: &DatabaseUrl) -> Result<(), InboxError> {
-        let (place, id) = (Place::at(url), self.installation().await?);
-        reach::check_options_arrive(&place.options)
+    pub(super) async fn take_database(&self, url: &DatabaseUrl) -> Result<(), InboxError> {
+        let (database, id) = (TenantDatabase::at(url), self.installation().await?);
+        reach::check_options_arrive(&database.options)
             .await
             .map_err(|error| unfit(url.shown(), &error.to_string()))?;
         let mut connection =
-            place.connect().await.map_err(|error| unfit(url.shown(), &error.to_string()))?;
+            database.connect().await.map_err(|error| unfit(url.shown(), &error.to_string()))?;
         check_server(&mut connection, url.shown()).await?;
         if holder(&mut connection).await? != Some((id, true)) {
             check_is_free(&mut connection, url.shown()).await?;
         }
         // Runs even where the database is up to date: a copied one is open to PUBLIC again.
-        bring_up_to_date(&place, url.shown()).await?;
+        bring_up_to_date(&database, url.shown()).await?;
         const TAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_place) VALUES \
             ($1, true) ON CONFLICT DO NOTHING";
         sqlx::query(TAKE).bind(id).execute(&mut connection).await?;
         let taken = holder(&mut connection).await? == Some((id, true));
         let _ = connection.close().await; // its work is done
-        place.pool.close().await;
+        database.pool.close().await;
         if taken {
             Ok(())
         } else {
@@ -95,21 +99,21 @@ impl Admin {
         const ID: &str = "SELECT installation_id FROM oncebox.installation";
         const MAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_place) VALUES \
             ($1, false) ON CONFLICT DO NOTHING";
-        if let Some(id) = sqlx::query_scalar(ID).fetch_optional(&self.pool).await? {
+        if let Some(id) = sqlx::query_scalar(ID).fetch_optional(&self.0.pool).await? {
             return Ok(id);
         }
-        sqlx::query(MAKE).bind(Uuid::new_v4()).execute(&self.pool).await?;
-        Ok(sqlx::query_scalar(ID).fetch_one(&self.pool).await?)
+        sqlx::query(MAKE).bind(Uuid::new_v4()).execute(&self.0.pool).await?;
+        Ok(sqlx::query_scalar(ID).fetch_one(&self.0.pool).await?)
     }
 
     /// Checks that the host's own database does not hold tenants of another installation.
     ///
     /// # Errors
     /// `Invalid` where it does.
-    pub async fn check_is_no_place(&self) -> Result<(), InboxError> {
+    pub async fn check_host_database(&self) -> Result<(), InboxError> {
         let is_place: Option<bool> =
             sqlx::query_scalar("SELECT is_place FROM oncebox.installation")
-                .fetch_optional(&self.pool)
+                .fetch_optional(&self.0.pool)
                 .await?;
         if is_place == Some(true) {
             return Err(InboxError::Invalid(
@@ -122,7 +126,7 @@ impl Admin {
     }
 }
 
-impl Place {
+impl TenantDatabase {
     /// Returns whether no other installation has the database.
     pub(crate) async fn is_free_for(&self, installation: Uuid) -> Result<bool, InboxError> {
         let mut connection = self.connect().await?;
@@ -149,11 +153,11 @@ pub(super) async fn check_is_ours(
     )))
 }
 
-async fn bring_up_to_date(place: &Place, whose: &str) -> Result<(), InboxError> {
-    for what in schema::migrate(&place.options).await? {
+async fn bring_up_to_date(database: &TenantDatabase, whose: &str) -> Result<(), InboxError> {
+    for what in schema::migrate(&database.options).await? {
         tracing::warn!(database = whose, what, "the database is less closed than it should be");
     }
-    schema::let_deployments_be_elsewhere(&place.pool).await
+    schema::let_deployments_be_elsewhere(&database.pool).await
 }
 
 async fn check_server(connection: &mut PgConnection, shown: &str) -> Result<(), InboxError> {
@@ -237,7 +241,7 @@ fn unfit(shown: &str, problem: &str) -> InboxError {
 }
 
 /// Returns the error with the tenant's name where its database cannot be reached.
-fn of_place(error: InboxError, tenant: &Tenant) -> InboxError {
+fn of_tenant_database(error: InboxError, tenant: &Tenant) -> InboxError {
     match error {
         InboxError::Unreachable(error) => {
             InboxError::TenantDatabaseUnavailable { tenant: tenant.name.clone(), source: error }

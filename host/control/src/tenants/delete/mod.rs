@@ -17,18 +17,18 @@ mod rows;
 
 use std::time::Duration;
 
-use oncebox_model::{error::InboxError, hooks};
+use oncebox_model::{error::InboxError, hooks, status::TenantState};
 use serde_json::json;
 use sqlx::{Connection, Executor, PgConnection, PgPool};
 use tokio::time::{Instant, sleep};
 
 use crate::{
     audit::Subject,
-    control::Admin,
     database::{
         locks::{self, HostLock},
-        tenant_database::mirror,
+        tenant_database::replica,
     },
+    handles::Tenants,
     tenants::{Tenant, lock_grants, suspend::set_state},
 };
 
@@ -53,44 +53,55 @@ pub struct TenantRemoval {
     pub messages: i64,
 }
 
-impl Admin {
+impl Tenants<'_> {
     /// Begins to delete a tenant: hosts stop its consumers, and further changes of it are refused.
-    /// Repeating it changes nothing. [`Admin::remove_tenant`] does the removal.
-    pub async fn delete_tenant(&self, name: &str) -> Result<Tenant, InboxError> {
-        let known = self.tenant(name).await?;
-        if known.state == "deleting" {
+    /// Repeating it changes nothing. [`Tenants::remove`] does the removal. Returns the tenant.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such tenant, or an error of the host's database.
+    pub async fn delete(&self, name: &str) -> Result<Tenant, InboxError> {
+        let known = self.get(name).await?;
+        if known.state.is_deleting() {
             return Ok(known);
         }
-        let mut tx = self.pool.begin().await?;
-        let tenant = self.lock_tenant(&mut tx, name).await?;
-        let tenant = set_state(&mut tx, &tenant, "deleting").await?;
-        self.audit(
-            &mut tx,
-            "tenant.delete",
-            Subject::tenant(name),
-            json!({ "schema": tenant.schema_name }),
-        )
-        .await?;
+        let mut tx = self.0.pool.begin().await?;
+        let tenant = self.lock(&mut tx, name).await?;
+        let tenant = set_state(&mut tx, &tenant, TenantState::Deleting).await?;
+        self.0
+            .audit()
+            .record(
+                &mut tx,
+                "tenant.delete",
+                Subject::tenant(name),
+                json!({ "schema": tenant.schema_name }),
+            )
+            .await?;
         tx.commit().await?;
-        self.announce_tenant(&tenant).await;
+        self.announce(&tenant).await;
         Ok(tenant)
     }
 
     /// Lists tenants whose deletion is not complete.
-    pub async fn tenants_being_deleted(&self) -> Result<Vec<Tenant>, InboxError> {
+    ///
+    /// # Errors
+    /// An error of the host's database.
+    pub async fn being_deleted(&self) -> Result<Vec<Tenant>, InboxError> {
         const LIST: &str =
             "SELECT * FROM oncebox.tenant WHERE state = 'deleting' ORDER BY tenant_id";
-        Ok(sqlx::query_as(LIST).fetch_all(&self.pool).await?)
+        Ok(sqlx::query_as(LIST).fetch_all(&self.0.pool).await?)
     }
 
     /// Removes everything of a tenant that is being deleted. Safe to repeat after a crash at any
     /// step. Returns false where another process removes it, or where it is gone.
-    pub async fn remove_tenant(&self, tenant: &Tenant) -> Result<bool, InboxError> {
+    ///
+    /// # Errors
+    /// An error of the host's database or of the tenant's.
+    pub async fn remove(&self, tenant: &Tenant) -> Result<bool, InboxError> {
         const STANDS: &str = "SELECT EXISTS (SELECT FROM oncebox.tenant WHERE tenant_id = $1 AND \
             state = 'deleting')";
         // The lock has its own connection and ends with it, also when this future is dropped half
         // way.
-        let mut turn = self.pool.acquire().await?.detach();
+        let mut turn = self.0.pool.acquire().await?.detach();
         let is_ours =
             locks::try_for_session(&mut turn, HostLock::Removal(tenant.tenant_id)).await?;
         let stands = is_ours
@@ -102,33 +113,35 @@ impl Admin {
     }
 
     async fn remove_everything(&self, tenant: &Tenant) -> Result<(), InboxError> {
-        let place = self.place(tenant)?;
-        self.check_place(tenant).await?;
+        let database = self.0.tenant_databases().get(tenant)?;
+        self.check_database(tenant).await?;
         self.hosts_let_go(tenant).await?;
         self.groups_are_gone(tenant).await?;
         hooks::point("tenant:delete:stopped");
         // The host's database, which is the source, comes first: a tenant's own database is made to
         // match it.
-        forget_secret(&mut *self.pool.acquire().await?, tenant).await?;
-        shut_out(&place.pool, tenant).await?;
+        forget_secret(&mut *self.0.pool.acquire().await?, tenant).await?;
+        shut_out(&database.pool, tenant).await?;
         hooks::point("tenant:delete:shut_out");
-        objects::drop_all(&place.pool, &tenant.schema_name).await?;
+        objects::drop_all(&database.pool, &tenant.schema_name).await?;
         hooks::point("tenant:delete:schema");
-        self.remove_messages(&place.pool, tenant).await?;
+        self.remove_messages(&database.pool, tenant).await?;
         hooks::point("tenant:delete:messages");
-        self.forget_place(tenant).await?;
+        self.0.tenant_databases().forget(tenant).await?;
         self.remove_rows(tenant).await?;
         hooks::point("tenant:delete:rows");
-        drop_roles(&place.pool, tenant).await?;
-        self.forget_place(tenant).await?;
+        drop_roles(&database.pool, tenant).await?;
+        self.0.tenant_databases().forget(tenant).await?;
         hooks::point("tenant:delete:roles");
         self.remove_last(tenant).await
     }
 
     /// Refuses a tenant's own database that another installation has taken over.
-    async fn check_place(&self, tenant: &Tenant) -> Result<(), InboxError> {
-        let place = self.place(tenant)?;
-        if !place.is_own || place.is_free_for(self.installation().await?).await? {
+    async fn check_database(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        let database = self.0.tenant_databases().get(tenant)?;
+        if !database.is_dedicated
+            || database.is_free_for(self.0.tenant_databases().installation().await?).await?
+        {
             return Ok(());
         }
         let shown = tenant.database.as_deref().unwrap_or_default();
@@ -165,8 +178,8 @@ impl Admin {
         const DELETE: &str = "UPDATE oncebox.consumer SET state = 'deleting', seek = NULL, \
             revision = revision + 1 \
             WHERE tenant_id = $1 AND state <> 'deleting'";
-        sqlx::query(DELETE).bind(tenant.tenant_id).execute(&self.pool).await?;
-        self.announce_tenant(tenant).await;
+        sqlx::query(DELETE).bind(tenant.tenant_id).execute(&self.0.pool).await?;
+        self.announce(tenant).await;
         const LEFT: &str = "SELECT array_agg(c.name) FROM oncebox.consumer c WHERE c.tenant_id = \
             $1 AND c.generation > 0 \
             AND EXISTS (SELECT FROM oncebox.host h WHERE h.seen_at > now() - interval '10 \
@@ -174,7 +187,7 @@ impl Admin {
         let deadline = Instant::now() + GROUPS_MAX;
         loop {
             let left: Option<Vec<String>> =
-                sqlx::query_scalar(LEFT).bind(tenant.tenant_id).fetch_one(&self.pool).await?;
+                sqlx::query_scalar(LEFT).bind(tenant.tenant_id).fetch_one(&self.0.pool).await?;
             let Some(left) = left else { return Ok(()) };
             if Instant::now() > deadline {
                 tracing::warn!(tenant = tenant.name, consumers = ?left, "kafka groups of a tenant \
@@ -194,20 +207,23 @@ impl Admin {
             WHERE h.seen_at > now() - interval '10 seconds' \
                 AND (r.run_state IS DISTINCT FROM 'stopped' OR r.run_revision < c.revision) ORDER \
                 BY h.name";
-        Ok(sqlx::query_scalar(LATE).bind(tenant.tenant_id).fetch_all(&self.pool).await?)
+        Ok(sqlx::query_scalar(LATE).bind(tenant.tenant_id).fetch_all(&self.0.pool).await?)
     }
 
     /// Returns the progress of a tenant's deletion.
-    pub async fn tenant_removal(&self, tenant: &Tenant) -> Result<TenantRemoval, InboxError> {
-        let place = self.place(tenant)?;
+    ///
+    /// # Errors
+    /// An error of the host's database or of the tenant's.
+    pub async fn removal(&self, tenant: &Tenant) -> Result<TenantRemoval, InboxError> {
+        let database = self.0.tenant_databases().get(tenant)?;
         Ok(TenantRemoval {
-            waiting_for: if is_shut_out(&place.pool, tenant).await? {
+            waiting_for: if is_shut_out(&database.pool, tenant).await? {
                 Vec::new()
             } else {
                 self.late_hosts_of(tenant).await?
             },
-            objects: objects::count(&place.pool, &tenant.schema_name).await?,
-            messages: self.count_messages(&place.pool, tenant).await?,
+            objects: objects::count(&database.pool, &tenant.schema_name).await?,
+            messages: self.count_messages(&database.pool, tenant).await?,
         })
     }
 }
@@ -219,7 +235,7 @@ async fn shut_out(pool: &PgPool, tenant: &Tenant) -> Result<(), InboxError> {
         usename::text = ANY ($1)";
     let mut tx = pool.begin().await?;
     // A copy that was read before this change must not restore access afterwards.
-    mirror::lock(&mut tx, tenant.tenant_id).await?;
+    replica::lock(&mut tx, tenant.tenant_id).await?;
     for login in logins(&mut tx, tenant).await? {
         tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(format!("ALTER ROLE {login} NOLOGIN"))))
             .await?;

@@ -5,7 +5,7 @@ use serde_json::json;
 use sqlx::PgPool;
 
 use crate::{
-    audit::Subject, consumers::delete::remove_beside_messages, control::Admin, tenants::Tenant,
+    audit::Subject, consumers::delete::remove_beside_messages, handles::Tenants, tenants::Tenant,
 };
 
 /// Messages in one transaction.
@@ -13,29 +13,33 @@ const BATCH: i64 = 5_000;
 /// Most messages that are counted exactly.
 const COUNT_MAX: i64 = 100_000;
 
-impl Admin {
+impl Tenants<'_> {
     async fn consumer_ids(&self, tenant: &Tenant) -> Result<Vec<i32>, InboxError> {
         const IDS: &str =
             "SELECT consumer_id FROM oncebox.consumer WHERE tenant_id = $1 ORDER BY consumer_id";
-        Ok(sqlx::query_scalar(IDS).bind(tenant.tenant_id).fetch_all(&self.pool).await?)
+        Ok(sqlx::query_scalar(IDS).bind(tenant.tenant_id).fetch_all(&self.0.pool).await?)
     }
 
     pub(super) async fn count_messages(
         &self,
-        place: &PgPool,
+        database: &PgPool,
         tenant: &Tenant,
     ) -> Result<i64, InboxError> {
         const COUNT: &str = "SELECT count(*) FROM (SELECT FROM oncebox.inbox WHERE consumer_id = \
             ANY ($1) LIMIT $2) i";
         let consumers = self.consumer_ids(tenant).await?;
-        Ok(sqlx::query_scalar(COUNT).bind(consumers).bind(COUNT_MAX + 1).fetch_one(place).await?)
+        Ok(sqlx::query_scalar(COUNT)
+            .bind(consumers)
+            .bind(COUNT_MAX + 1)
+            .fetch_one(database)
+            .await?)
     }
 
     /// Deletes the tenant's messages, in batches. The tenant is shut out by then, so none are
     /// added.
     pub(super) async fn remove_messages(
         &self,
-        place: &PgPool,
+        database: &PgPool,
         tenant: &Tenant,
     ) -> Result<(), InboxError> {
         const REMOVE: &str = "DELETE FROM oncebox.inbox i USING (SELECT message_id, \
@@ -47,14 +51,14 @@ impl Admin {
             while sqlx::query(REMOVE)
                 .bind(consumer)
                 .bind(BATCH)
-                .execute(place)
+                .execute(database)
                 .await?
                 .rows_affected()
                 > 0
             {
                 hooks::point("tenant:delete:batch");
             }
-            remove_beside_messages(place, consumer).await?;
+            remove_beside_messages(database, consumer).await?;
         }
         Ok(())
     }
@@ -80,7 +84,7 @@ impl Admin {
             "DELETE FROM oncebox.token WHERE tenant_id = $1",
             "DELETE FROM oncebox.tenant_migration WHERE tenant_id = $1",
         ];
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.0.pool.begin().await?;
         for statement in OF_DEPLOYMENTS {
             sqlx::query(statement).bind(tenant.tenant_id).execute(&mut *tx).await?;
         }
@@ -96,18 +100,20 @@ impl Admin {
     /// Deletes the tenant's own row. Rows that were added in between block this, and a repeated
     /// removal deletes them.
     pub(super) async fn remove_last(&self, tenant: &Tenant) -> Result<(), InboxError> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.0.pool.begin().await?;
         sqlx::query("DELETE FROM oncebox.tenant WHERE tenant_id = $1")
             .bind(tenant.tenant_id)
             .execute(&mut *tx)
             .await?;
-        self.audit(
-            &mut tx,
-            "tenant.deleted",
-            Subject::tenant(&tenant.name),
-            json!({ "schema": tenant.schema_name }),
-        )
-        .await?;
+        self.0
+            .audit()
+            .record(
+                &mut tx,
+                "tenant.deleted",
+                Subject::tenant(&tenant.name),
+                json!({ "schema": tenant.schema_name }),
+            )
+            .await?;
         tx.commit().await?;
         tracing::info!(tenant = tenant.name, "the tenant and everything of it is deleted");
         Ok(())

@@ -1,46 +1,46 @@
-//! The mirror of a tenant and its consumers in the database that the tenant named.
+//! The replica of a tenant and its consumers in the database that the tenant named.
 //!
-//! Every writer first takes one lock there, and after it reads the truth in the host's database. So
-//! of two writers the later one has read the newer truth. The mirror's requirements never go back
-//! to the state that an earlier reader saw.
+//! Every writer first takes one lock there, and after it reads the source in the host's database.
+//! So of two writers the later one has read the newer source. The replica's requirements never go
+//! back to the state that an earlier reader saw.
 
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use oncebox_model::{error::InboxError, hooks};
+use oncebox_model::{error::InboxError, hooks, status::ConsumerState};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 
-use super::{Place, answered_within, prepare};
+use super::{TenantDatabase, answered_within, prepare};
 use crate::{
-    control::Admin,
     database::{
         locks::{self, HostLock},
         schema,
     },
+    handles::TenantDatabases,
     tenants::{Tenant, lock_grants, roles::role_statements},
 };
 
-/// Longest time for the mirror, and for the copy of migration records, before each is given up.
+/// Longest time for the replica, and for the copy of migration records, before each is given up.
 const LOOK_MAX: Duration = Duration::from_secs(15);
 
-/// A tenant with a database of its own, and its mirrored state as one text. While the text is
+/// A tenant with a database of its own, and its replicated state as one text. While the text is
 /// equal, nothing has changed.
 #[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
-pub struct Drift {
+pub struct SourceVersion {
     /// Name of the tenant.
     pub tenant: String,
-    /// Text of all values that the mirror follows.
+    /// Text of all values that the replica follows.
     pub state: String,
 }
 
-/// Required contents of the mirror, read from the host's database.
-struct Truth {
-    row: TruthOfTenant,
-    consumers: Vec<TruthOfConsumer>,
+/// Required contents of the replica, read from the host's database.
+struct ReplicaSource {
+    row: SourceTenant,
+    consumers: Vec<SourceConsumer>,
 }
 
 #[derive(sqlx::FromRow)]
-struct TruthOfTenant {
+struct SourceTenant {
     #[sqlx(flatten)]
     tenant: Tenant,
     secret_hash: Vec<u8>,
@@ -49,53 +49,53 @@ struct TruthOfTenant {
 }
 
 #[derive(sqlx::FromRow)]
-struct TruthOfConsumer {
+struct SourceConsumer {
     consumer_id: i32,
     name: String,
     retention_class: i16,
     generation: i64,
     generation_required: i64,
-    state: String,
+    state: ConsumerState,
     revision: i64,
 }
 
 /// State of a tenant in its own database.
 #[derive(sqlx::FromRow)]
-struct Held {
+struct Replica {
     secret_hash: Option<Vec<u8>>,
     has_roles: bool,
     has_schema: bool,
 }
 
-impl Admin {
-    /// Makes the mirror of a tenant and its consumers equal to the host's database. Finishes the
+impl TenantDatabases<'_> {
+    /// Makes the replica of a tenant and its consumers equal to the host's database. Finishes the
     /// work of a process that died between the two databases. Does nothing for tenants in the
     /// host's database. Safe to repeat, and to run from several hosts at once.
     ///
     /// # Errors
     /// `Unreachable` where the database does not answer in time. `Invalid` where it is not this
     /// installation's.
-    pub async fn mirror(&self, tenant: &Tenant) -> Result<(), InboxError> {
-        let place = self.place(tenant)?;
-        if !place.is_own {
+    pub async fn replicate(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        let database = self.get(tenant)?;
+        if !database.is_dedicated {
             return Ok(());
         }
-        answered_within(LOOK_MAX, self.mirror_in(&place, tenant)).await??;
+        answered_within(LOOK_MAX, self.replicate_in(&database, tenant)).await??;
         answered_within(LOOK_MAX, self.copy_migrations(tenant)).await??;
-        answered_within(prepare::PREPARE_MAX, self.redrive_pending(&place, tenant)).await?
+        answered_within(prepare::PREPARE_MAX, self.redrive_pending(&database, tenant)).await?
     }
 
-    /// Makes the mirror of a tenant, given by name, equal to the host's database.
-    pub(crate) async fn mirror_of(&self, tenant: &str) -> Result<(), InboxError> {
-        self.mirror(&self.tenant(tenant).await?).await
+    /// Makes the replica of a tenant, given by name, equal to the host's database.
+    pub(crate) async fn replicate_named(&self, tenant: &str) -> Result<(), InboxError> {
+        self.replicate(&self.0.tenants().get(tenant).await?).await
     }
 
-    /// Returns the tenants with databases of their own, with their mirrored state.
+    /// Returns the tenants with databases of their own, with their replicated state.
     ///
     /// # Errors
     /// An error of the host's database.
-    pub async fn drifts(&self) -> Result<Vec<Drift>, InboxError> {
-        const DRIFTS: &str = "SELECT t.name AS tenant, concat_ws(' ', t.tenant_id, t.revision, \
+    pub async fn dedicated_tenants(&self) -> Result<Vec<SourceVersion>, InboxError> {
+        const DEDICATED: &str = "SELECT t.name AS tenant, concat_ws(' ', t.tenant_id, t.revision, \
             t.state, md5(t.secret_hash), md5(t.database_url), \
                 (SELECT string_agg(concat_ws(':', c.consumer_id, c.revision, c.state, \
                 c.retention_class, c.generation, c.generation_required, \
@@ -104,48 +104,56 @@ impl Admin {
                     ',' ORDER BY c.consumer_id) FROM oncebox.consumer c WHERE c.tenant_id = \
                     t.tenant_id)) AS state \
             FROM oncebox.tenant t WHERE t.database_url IS NOT NULL ORDER BY t.name";
-        Ok(sqlx::query_as(DRIFTS).fetch_all(&self.pool).await?)
+        Ok(sqlx::query_as(DEDICATED).fetch_all(&self.0.pool).await?)
     }
 
-    /// Writes roles, schema and mirror of a tenant, without migration records and redrives.
-    pub(super) async fn mirror_in(&self, place: &Place, tenant: &Tenant) -> Result<(), InboxError> {
+    /// Writes roles, schema and replica of a tenant, without migration records and redrives.
+    pub(super) async fn replicate_in(
+        &self,
+        database: &TenantDatabase,
+        tenant: &Tenant,
+    ) -> Result<(), InboxError> {
         const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
-        hooks::point("place:mirror:before");
-        let mut connection = place.connect().await?;
+        hooks::point("tenant_database:replicate:before");
+        let mut connection = database.connect().await?;
         prepare::check_is_ours(&mut connection, self.installation().await?, tenant).await?;
         let mut tx = connection.begin_with(BEGIN).await?;
         lock(&mut tx, tenant.tenant_id).await?;
         // Another process deleted the tenant, and has already removed everything in this database.
-        let Some(truth) = self.truth(tenant.tenant_id).await? else { return Ok(()) };
-        let held = Held::look(&mut tx, &truth.row.tenant).await?;
+        let Some(source) = self.source(tenant.tenant_id).await? else { return Ok(()) };
+        let replica = Replica::look(&mut tx, &source.row.tenant).await?;
         // A tenant in deletion gets nothing back.
-        if truth.is_deleted() && held.secret_hash.is_none() {
+        if source.is_deleted() && replica.secret_hash.is_none() {
             return Ok(());
         }
-        schema::ensure_partitions_for(&place.pool, &truth.classes()).await?;
-        let is_new = self.make_roles(&mut tx, &truth, &held).await?;
-        truth.write(&mut tx).await?;
+        schema::ensure_partitions_for(&database.pool, &source.classes()).await?;
+        let is_new = self.make_roles(&mut tx, &source, &replica).await?;
+        source.write(&mut tx).await?;
         tx.commit().await?;
         let _ = connection.close().await; // its work is done
-        hooks::point("place:mirror:after");
+        hooks::point("tenant_database:replicate:after");
         if is_new {
-            self.restrict_logs(&place.pool, &truth.row.tenant.login, &truth.row.tenant.owner_login)
-                .await;
+            self.restrict_logs(
+                &database.pool,
+                &source.row.tenant.login,
+                &source.row.tenant.owner_login,
+            )
+            .await;
         }
         Ok(())
     }
 
-    async fn truth(&self, tenant_id: i32) -> Result<Option<Truth>, InboxError> {
+    async fn source(&self, tenant_id: i32) -> Result<Option<ReplicaSource>, InboxError> {
         const CONSUMERS: &str = "SELECT consumer_id, name, retention_class, generation, \
             generation_required, state, revision \
             FROM oncebox.consumer WHERE tenant_id = $1 ORDER BY consumer_id";
         let row = sqlx::query_as("SELECT * FROM oncebox.tenant WHERE tenant_id = $1")
             .bind(tenant_id)
-            .fetch_optional(&self.pool)
+            .fetch_optional(&self.0.pool)
             .await?;
         let Some(row) = row else { return Ok(None) };
-        let consumers = sqlx::query_as(CONSUMERS).bind(tenant_id).fetch_all(&self.pool).await?;
-        Ok(Some(Truth { row, consumers }))
+        let consumers = sqlx::query_as(CONSUMERS).bind(tenant_id).fetch_all(&self.0.pool).await?;
+        Ok(Some(ReplicaSource { row, consumers }))
     }
 
     /// Makes the tenant's roles and schema where they are missing, and sets their passwords where
@@ -153,28 +161,28 @@ impl Admin {
     async fn make_roles(
         &self,
         connection: &mut PgConnection,
-        truth: &Truth,
-        held: &Held,
+        source: &ReplicaSource,
+        replica: &Replica,
     ) -> Result<bool, InboxError> {
-        let tenant = &truth.row.tenant;
-        let is_whole = held.has_roles
-            && held.has_schema
-            && held.secret_hash.as_ref() == Some(&truth.row.secret_hash);
-        if is_whole || truth.is_deleted() {
+        let tenant = &source.row.tenant;
+        let is_whole = replica.has_roles
+            && replica.has_schema
+            && replica.secret_hash.as_ref() == Some(&source.row.secret_hash);
+        if is_whole || source.is_deleted() {
             return Ok(false);
         }
         lock_grants(connection).await?;
-        let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())")
+        let database_name: String = sqlx::query_scalar("SELECT quote_ident(current_database())")
             .fetch_one(&mut *connection)
             .await?;
         let mut statements = role_statements(
-            &database,
+            &database_name,
             &tenant.schema_name,
             &tenant.login,
             &tenant.owner_login,
             &self.credentials(tenant)?,
         );
-        if held.has_schema && !held.has_roles {
+        if replica.has_schema && !replica.has_roles {
             // Roles belong to the server: a database that was restored elsewhere comes without them
             // and their rights.
             let (schema, login) = (&tenant.schema_name, &tenant.login);
@@ -190,12 +198,12 @@ impl Admin {
     }
 }
 
-/// Locks a tenant's mirror against writers in all processes, until the transaction ends.
+/// Locks a tenant's replica against writers in all processes, until the transaction ends.
 pub(crate) async fn lock(connection: &mut PgConnection, tenant_id: i32) -> Result<(), InboxError> {
-    locks::take(connection, HostLock::Mirror(tenant_id)).await
+    locks::take(connection, HostLock::Replica(tenant_id)).await
 }
 
-impl Held {
+impl Replica {
     async fn look(connection: &mut PgConnection, tenant: &Tenant) -> Result<Self, InboxError> {
         const LOOK: &str = "SELECT (SELECT t.secret_hash FROM oncebox.tenant t WHERE t.tenant_id = \
             $1) AS secret_hash, \
@@ -210,17 +218,17 @@ impl Held {
     }
 }
 
-impl Truth {
+impl ReplicaSource {
     /// Returns the retention classes of the consumers.
     fn classes(&self) -> Vec<i16> {
         self.consumers.iter().map(|consumer| consumer.retention_class).collect()
     }
 
     fn is_deleted(&self) -> bool {
-        self.row.tenant.state == "deleting"
+        self.row.tenant.state.is_deleting()
     }
 
-    /// Writes the tenant and its consumers to the mirror, except rows that are equal already.
+    /// Writes the tenant and its consumers to the replica, except rows that are equal already.
     async fn write(&self, connection: &mut PgConnection) -> Result<(), InboxError> {
         // The deletion of a tenant has locked it out there, and it stays locked out.
         if !self.is_deleted() {
@@ -261,7 +269,7 @@ impl Truth {
             .bind(&tenant.schema_name)
             .bind(&tenant.login)
             .bind(&tenant.owner_login)
-            .bind(&tenant.state)
+            .bind(tenant.state.as_str())
             .bind(tenant.revision)
             .bind(&self.row.secret_hash)
             .bind(&self.row.secret_hash_before)
@@ -271,10 +279,10 @@ impl Truth {
         Ok(())
     }
 
-    /// Writes the consumers to the mirror, and deletes the others of the tenant. Policies are not
+    /// Writes the consumers to the replica, and deletes the others of the tenant. Policies are not
     /// copied: no host function reads them, and they may hold a broker's password.
     async fn write_consumers(&self, connection: &mut PgConnection) -> Result<(), InboxError> {
-        const GONE: &str =
+        const DELETE: &str =
             "DELETE FROM oncebox.consumer WHERE tenant_id = $1 AND consumer_id <> ALL ($2)";
         const WRITE: &str = "INSERT INTO oncebox.consumer AS c (tenant_id, policy, consumer_id, \
             name, retention_class, generation, \
@@ -293,7 +301,7 @@ impl Truth {
                 excluded.generation_required, excluded.state, excluded.revision)";
         let (tenant_id, all) = (self.row.tenant.tenant_id, &self.consumers);
         let ids: Vec<_> = all.iter().map(|c| c.consumer_id).collect();
-        sqlx::query(GONE).bind(tenant_id).bind(&ids).execute(&mut *connection).await?;
+        sqlx::query(DELETE).bind(tenant_id).bind(&ids).execute(&mut *connection).await?;
         let write = sqlx::query(WRITE)
             .bind(tenant_id)
             .bind(&ids)

@@ -1,0 +1,114 @@
+//! The handles of [`Control`]: one for each noun, each with about a dozen functions, which stand in
+//! the noun's own modules.
+
+use crate::control::Control;
+
+/// Creates, reads, limits, suspends and deletes tenants.
+#[derive(Clone, Copy)]
+pub struct Tenants<'a>(pub(crate) &'a Control);
+
+/// Opens, prepares and migrates the databases with tenants' inboxes and tables.
+#[derive(Clone, Copy)]
+pub struct TenantDatabases<'a>(pub(crate) &'a Control);
+
+/// Creates, reads and changes consumers, as operators do.
+#[derive(Clone, Copy)]
+pub struct Consumers<'a>(pub(crate) &'a Control);
+
+/// Reads the desired states of consumers, and takes hosts' steps towards them.
+#[derive(Clone, Copy)]
+pub struct Reconciliation<'a>(pub(crate) &'a Control);
+
+/// Deploys versions, moves shares between them, and takes them back.
+#[derive(Clone, Copy)]
+pub struct Deployments<'a>(pub(crate) &'a Control);
+
+/// Stores versions of handlers and their compiled components.
+#[derive(Clone, Copy)]
+pub struct Versions<'a>(pub(crate) &'a Control);
+
+/// Installs the capture of effects for shadow trials, and reads their reports.
+#[derive(Clone, Copy)]
+pub struct Shadows<'a>(pub(crate) &'a Control);
+
+/// Lists, shows, exports and changes messages.
+#[derive(Clone, Copy)]
+pub struct Messages<'a>(pub(crate) &'a Control);
+
+/// Creates, lists, checks and revokes tokens.
+#[derive(Clone, Copy)]
+pub struct Tokens<'a>(pub(crate) &'a Control);
+
+/// Records the hosts that run and their reports, and reads them.
+#[derive(Clone, Copy)]
+pub struct Hosts<'a>(pub(crate) &'a Control);
+
+/// Writes and reads the audit log.
+#[derive(Clone, Copy)]
+pub struct Audit<'a>(pub(crate) &'a Control);
+
+/// Checks that tenants are kept apart in the live databases.
+#[derive(Clone, Copy)]
+pub struct Doctor<'a>(pub(crate) &'a Control);
+
+impl Control {
+    /// Returns the handle of tenants.
+    pub fn tenants(&self) -> Tenants<'_> {
+        Tenants(self)
+    }
+
+    /// Returns the handle of the databases with tenants' inboxes and tables.
+    pub fn tenant_databases(&self) -> TenantDatabases<'_> {
+        TenantDatabases(self)
+    }
+
+    /// Returns the handle of consumers.
+    pub fn consumers(&self) -> Consumers<'_> {
+        Consumers(self)
+    }
+
+    /// Returns the handle of the desired states of consumers.
+    pub fn reconciliation(&self) -> Reconciliation<'_> {
+        Reconciliation(self)
+    }
+
+    /// Returns the handle of deployments.
+    pub fn deployments(&self) -> Deployments<'_> {
+        Deployments(self)
+    }
+
+    /// Returns the handle of versions and their compiled components.
+    pub fn versions(&self) -> Versions<'_> {
+        Versions(self)
+    }
+
+    /// Returns the handle of shadow trials.
+    pub fn shadows(&self) -> Shadows<'_> {
+        Shadows(self)
+    }
+
+    /// Returns the handle of messages.
+    pub fn messages(&self) -> Messages<'_> {
+        Messages(self)
+    }
+
+    /// Returns the handle of tokens.
+    pub fn tokens(&self) -> Tokens<'_> {
+        Tokens(self)
+    }
+
+    /// Returns the handle of hosts.
+    pub fn hosts(&self) -> Hosts<'_> {
+        Hosts(self)
+    }
+
+    /// Returns the handle of the audit log.
+    pub fn audit(&self) -> Audit<'_> {
+        Audit(self)
+    }
+
+    /// Returns the handle of checks of the live databases.
+    pub fn doctor(&self) -> Doctor<'_> {
+        Doctor(self)
+    }
+}
