@@ -17,7 +17,7 @@ use std::{
     },
 };
 
-use oncebox_model::hooks;
+use oncebox_model::hooks::{self, Defect};
 use tokio_util::sync::CancellationToken;
 
 /// Largest number of connections of one listener.
@@ -116,7 +116,7 @@ impl Places {
 
     /// Finds the first connection to close, among those that `among` accepts.
     fn closable(&self, among: impl Fn(&Place) -> bool) -> Option<u64> {
-        if hooks::sabotage("strangers_keep_their_places") {
+        if hooks::sabotage(Defect::StrangersKeepTheirPlaces) {
             return None;
         }
         Phase::CLOSED.into_iter().find_map(|phase| {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use oncebox_model::hooks;
+use oncebox_model::hooks::{self, Defect};
 
 use crate::topic_id::TopicId;
 
@@ -19,7 +19,9 @@ impl Committed {
     /// side, counts as a match.
     pub(crate) fn is_of(&self, topic_id: &TopicId) -> bool {
         match (&self.topic_id, topic_id) {
-            (Some(noted), Some(present)) => noted == present || hooks::sabotage("topic_id_ignored"),
+            (Some(noted), Some(present)) => {
+                noted == present || hooks::sabotage(Defect::TopicIdIgnored)
+            }
             _ => true,
         }
     }
@@ -43,7 +45,7 @@ const TOPIC_ID: &str = "topic-id=";
 
 /// Returns the note to commit beside an offset of the topic with that id.
 pub(crate) fn note(topic_id: &TopicId) -> String {
-    let noted = topic_id.as_ref().filter(|_| !hooks::sabotage("topic_id_not_noted"));
+    let noted = topic_id.as_ref().filter(|_| !hooks::sabotage(Defect::TopicIdNotNoted));
     noted.map_or_else(String::new, |id| format!("{OURS} {TOPIC_ID}{id}"))
 }
 

@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use oncebox_model::{hooks, record::Record};
+use oncebox_model::{
+    hooks::{self, Defect},
+    record::Record,
+};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
@@ -147,7 +150,7 @@ impl PartitionWorker {
             if !is_ready {
                 return Ok(());
             }
-            if hooks::sabotage("ack_before_commit") {
+            if hooks::sabotage(Defect::AckBeforeCommit) {
                 self.store(self.pending[offered - 1].offset + 1, offered);
             }
             match checked(inbox.process(&self.pending[..offered]).await, offered) {
@@ -220,7 +223,7 @@ impl PartitionWorker {
     /// Stores the offset after the settled prefix, and removes the prefix.
     fn settled(&mut self, count: usize, offered: usize) {
         let last = self.pending[count - 1].offset;
-        let ahead = hooks::sabotage("offset_stored_before_settled");
+        let ahead = hooks::sabotage(Defect::OffsetStoredBeforeSettled);
         let stored = if ahead { self.pending[offered - 1].offset } else { last };
         self.advance(last + 1);
         self.store(stored + 1, count);

@@ -24,7 +24,7 @@ use oncebox_inbox::{
 };
 use oncebox_model::{
     InboxError, Shadow,
-    hooks::switch_sabotage,
+    hooks::{self, switch_sabotage},
     message::Message,
     outcome::{Failure, FailureKind},
     record::Record,
@@ -741,6 +741,17 @@ static STRUCK: &[(&str, Check)] = &[
     ("half heads", |defect| half_heads(defect).boxed_local()),
 ];
 
+/// What could go wrong: the host can be sabotaged in a way that no scenario looks at.
+#[test]
+fn each_switch_of_the_host_has_its_row() {
+    let mut rows: Vec<_> =
+        DEFECTS.iter().filter(|defect| defect.is_switch()).map(|defect| defect.name).collect();
+    let mut switches: Vec<_> = hooks::Defect::ALL.iter().map(|defect| defect.name()).collect();
+    rows.sort_unstable();
+    switches.sort_unstable();
+    assert_eq!(rows, switches);
+}
+
 /// What could go wrong: a promise is broken and no test turns red. S0-023, S0-046, S1-126, S4-018.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_defect_turns_its_scenario_red() {
@@ -857,8 +868,10 @@ async fn run_all(
         let check = find(scenarios, name, defect).expect("one of these scenarios");
         let started = Instant::now();
         if is_in_process {
-            let switch = defect.filter(|defect| defect.is_switch()).map(|defect| defect.name);
-            switch_sabotage(switch);
+            let switch = defect.filter(|defect| defect.is_switch());
+            switch_sabotage(
+                switch.map(|defect| hooks::Defect::named(defect.name).expect(defect.name)),
+            );
         }
         let saw = aside(move || std::panic::AssertUnwindSafe(check(defect)).catch_unwind()).await;
         seen.push(Ran {

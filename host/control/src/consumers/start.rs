@@ -12,7 +12,10 @@
 //! it happens again.
 
 use chrono::{DateTime, Utc};
-use oncebox_model::{error::InboxError, hooks};
+use oncebox_model::{
+    error::InboxError,
+    hooks::{self, Defect},
+};
 use serde_json::json;
 use sqlx::PgConnection;
 
@@ -196,7 +199,7 @@ impl Reconciliation<'_> {
             .bind(known.policy_revision)
             .bind(!is_proven);
         mark.execute(&mut *tx).await?;
-        if hooks::sabotage("mark_after_start") {
+        if hooks::sabotage(Defect::MarkAfterStart) {
             tx.rollback().await?;
         } else {
             tx.commit().await?;

@@ -6,7 +6,12 @@
 
 use std::time::Duration;
 
-use oncebox_model::{error::InboxError, hooks, sqlstate, tx::answered};
+use oncebox_model::{
+    error::InboxError,
+    hooks::{self, Defect},
+    sqlstate,
+    tx::answered,
+};
 use sqlx::{AssertSqlSafe, Executor, PgConnection};
 
 /// The first number of every lock of the host.
@@ -84,7 +89,7 @@ impl HostLock {
 
     /// Returns the lock's two numbers, as arguments of PostgreSQL's functions.
     pub(crate) fn numbers(self) -> String {
-        let space = if hooks::sabotage("host_locks_among_messages") { 1 } else { SPACE };
+        let space = if hooks::sabotage(Defect::HostLocksAmongMessages) { 1 } else { SPACE };
         format!("{space}, {}", self.number())
     }
 }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_model::hooks;
+use oncebox_model::hooks::{self, Defect};
 use tokio::sync::OwnedMutexGuard;
 
 /// Least number of commits in a row after which the batch doubles. It holds at first, and where
@@ -178,7 +178,7 @@ impl BatchSizer {
     /// transactions.
     pub fn fitted(&self, fit: Fit, time: Duration) {
         let mut state = self.state.lock().expect("no panic while held");
-        if hooks::sabotage("what_fits_unlearned") {
+        if hooks::sabotage(Defect::WhatFitsUnlearned) {
             return;
         }
         if fit.is_cut {

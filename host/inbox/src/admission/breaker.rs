@@ -17,7 +17,7 @@ use std::{
 
 use oncebox_model::{
     handler::{Handler, Handlers},
-    hooks,
+    hooks::{self, Defect},
     outcome::FailureKind,
     policy,
     status::BreakerState,
@@ -125,7 +125,7 @@ impl Breakers {
     /// run, or probe.
     pub(crate) fn held_back(&self, handlers: &dyn Handlers) -> Option<Duration> {
         let is_closed = self.lock().versions.values().all(|breaker| breaker.phase == Phase::Closed);
-        if is_closed || hooks::sabotage("held_back_leased") {
+        if is_closed || hooks::sabotage(Defect::HeldBackLeased) {
             return None;
         }
         let all = handlers.all();
@@ -196,7 +196,7 @@ impl Breakers {
     }
 
     fn applies_to(&self, handler: &dyn Handler) -> bool {
-        self.policy.enabled && !handler.is_judged() && !hooks::sabotage("breakers_ignored")
+        self.policy.enabled && !handler.is_judged() && !hooks::sabotage(Defect::BreakersIgnored)
     }
 
     fn window(&self) -> Duration {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use oncebox_model::hooks;
+use oncebox_model::hooks::{self, Defect};
 
 use super::{
     line::NextInLine,
@@ -78,7 +78,7 @@ impl State {
         let (is_place_left, is_trial_left) =
             (self.kept < self.reserve(), self.trials < self.trials_max());
         let is_left = is_place_left && is_trial_left && !self.lacks_memory;
-        if self.waiting == 0 || is_left || hooks::sabotage("loans_never_end") {
+        if self.waiting == 0 || is_left || hooks::sabotage(Defect::LoansNeverEnd) {
             return;
         }
         let (kept_room, default_max) = (self.kept_room(), self.default_max());

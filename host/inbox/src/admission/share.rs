@@ -6,7 +6,7 @@ use std::{
 };
 
 use oncebox_model::{
-    hooks,
+    hooks::{self, Defect},
     meter::{CpuSlots, Usage},
     tenant_limits::TenantLimits,
 };
@@ -170,7 +170,7 @@ impl Share {
     /// for as long as it has held its place, and at least what the tenant's transactions cost
     /// lately.
     pub(super) fn key(&self, now: Duration) -> f64 {
-        let until = if hooks::sabotage("running_uncharged") { Duration::ZERO } else { now };
+        let until = if hooks::sabotage(Defect::RunningUncharged) { Duration::ZERO } else { now };
         let charged = self
             .running
             .iter()

@@ -6,7 +6,11 @@ use std::{
     time::Duration,
 };
 
-use oncebox_model::{hooks, meter::Usage, tenant_limits::TenantLimits};
+use oncebox_model::{
+    hooks::{self, Defect},
+    meter::Usage,
+    tenant_limits::TenantLimits,
+};
 
 use super::{AdmissionRequest, Grant, HostBounds, line::NextInLine, share::Share};
 
@@ -265,7 +269,7 @@ impl State {
     /// Returns the number of kept places that tenants without a history may have. The others are
     /// left to tenants that are known to give them back soon.
     pub(super) fn trials_max(&self) -> usize {
-        if hooks::sabotage("reserve_for_newcomers") {
+        if hooks::sabotage(Defect::ReserveForNewcomers) {
             return self.reserve();
         }
         self.reserve().div_ceil(2)
@@ -340,7 +344,7 @@ impl State {
                     && (is_trial_left || !share.is_new()))
             {
                 self.crowded = true;
-                if hooks::sabotage("kept_places_by_clock") {
+                if hooks::sabotage(Defect::KeptPlacesByClock) {
                     break;
                 }
                 continue;
@@ -381,7 +385,7 @@ impl State {
         let share = self.shares.get_mut(&tenant_id).expect("a tenant that was picked is there");
         if consumer_id.is_some()
             && share.is_slow(now)
-            && !hooks::sabotage("slow_ones_begin_together")
+            && !hooks::sabotage(Defect::SlowOnesBeginTogether)
         {
             self.slow_at = now + share.apart(self.host.transactions_max);
         }

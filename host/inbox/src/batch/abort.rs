@@ -1,6 +1,10 @@
 //! Reasons why a transaction ends without a commit.
 
-use oncebox_model::{error::InboxError, hooks, outcome::Failure};
+use oncebox_model::{
+    error::InboxError,
+    hooks::{self, Defect},
+    outcome::Failure,
+};
 
 /// Reason why a transaction was aborted. Nothing of it remains, unless the answer to its COMMIT was
 /// lost ([`InboxError::CommitUnknown`]); then the next claim finds out.
@@ -34,7 +38,7 @@ impl From<InboxError> for Abort {
 impl Abort {
     /// Returns the abort for a failure of the message at `index` without a savepoint before it.
     pub(crate) fn without_savepoint(index: usize, failure: Failure) -> Self {
-        if hooks::sabotage("failure_written_by_upsert") {
+        if hooks::sabotage(Defect::FailureWrittenByUpsert) {
             return Self::Abandoned { index, failure };
         }
         Self::Failed

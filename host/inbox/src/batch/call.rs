@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures::future::BoxFuture;
 use oncebox_model::{
     handler::{Answer, BatchRun, DeliveryKind, Handler, Run},
-    hooks,
+    hooks::{self, Defect},
     message::Message,
     meter::Stopped,
     outcome::{Failure, FailureKind},
@@ -165,7 +165,7 @@ async fn classify<T>(
 
 /// Returns the failure of a handler that answered ok although one of its statements failed.
 fn swallowed<T>(answer: T, error: StatementError) -> CallResult<T> {
-    if hooks::sabotage("swallowed_error_is_ok") {
+    if hooks::sabotage(Defect::SwallowedErrorIsOk) {
         return CallResult::Ok(answer);
     }
     CallResult::Failed(Failure::new(

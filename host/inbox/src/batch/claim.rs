@@ -1,7 +1,12 @@
 //! The claim: the database decides which messages of a batch are new.
 
 use oncebox_model::{
-    MessageStatus, error::InboxError, headers, hooks, message::Message, policy::PayloadPolicy,
+    MessageStatus,
+    error::InboxError,
+    headers,
+    hooks::{self, Defect},
+    message::Message,
+    policy::PayloadPolicy,
 };
 use sqlx::Row;
 
@@ -181,7 +186,7 @@ pub async fn claim(
             lost.push(&request.message);
         }
     }
-    if !lost.is_empty() && !hooks::sabotage("lost_record_stays") {
+    if !lost.is_empty() && !hooks::sabotage(Defect::LostRecordStays) {
         restore(transaction, claimant.consumer_id, &lost).await?;
     }
     hooks::point("inbox:claim:after");

@@ -2,7 +2,7 @@
 
 use oncebox_model::{
     error::InboxError,
-    hooks,
+    hooks::{self, Defect},
     outcome::{Failure, FailureKind},
     sqlstate,
     tx::{StatementError, Tx, bounded},
@@ -30,7 +30,7 @@ pub(crate) async fn commit(transaction: Transaction<'_>) -> Result<(), Abort> {
         Err(CommitError::RolledBack(error)) => {
             return Err(Abort::AtCommit { failure: sql_failure(error) });
         }
-        Err(CommitError::Unknown(_)) if hooks::sabotage("lost_commit_is_done") => return Ok(()),
+        Err(CommitError::Unknown(_)) if hooks::sabotage(Defect::LostCommitIsDone) => return Ok(()),
         Err(CommitError::Unknown(error)) => {
             return Err(Abort::Host(InboxError::CommitUnknown(error)));
         }
@@ -75,7 +75,7 @@ pub(crate) async fn release_savepoint(tx: &Tx, mode: SavepointMode) -> Result<()
 
 /// Rolls the transaction back to the savepoint, and releases it.
 pub(crate) async fn undo_message(tx: &Tx) -> Result<(), InboxError> {
-    if hooks::sabotage("failed_effect_stays") && tx.error().await.is_none() {
+    if hooks::sabotage(Defect::FailedEffectStays) && tx.error().await.is_none() {
         return host_statement(tx, "RELEASE SAVEPOINT m").await;
     }
     host_statement(tx, "ROLLBACK TO SAVEPOINT m; RELEASE SAVEPOINT m").await?;

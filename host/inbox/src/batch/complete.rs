@@ -5,7 +5,8 @@ use std::time::Duration;
 use oncebox_model::{
     MessageStatus, Reason,
     error::InboxError,
-    headers, hooks,
+    headers,
+    hooks::{self, Defect},
     message::Message,
     outcome::{Disposition, Failure, FailureKind},
     policy::{Dedup, NoRoute, PayloadPolicy, Policy, Retry},
@@ -149,7 +150,7 @@ pub(crate) const SUPERSEDED: &str = Reason::OldVersion.as_str();
 impl Completion {
     /// Withdraws a claim that did not run; its message comes again.
     pub fn withdraw(&mut self, id: &str) {
-        if hooks::sabotage("withdrawn_claims_stay") {
+        if hooks::sabotage(Defect::WithdrawnClaimsStay) {
             return;
         }
         self.withdrawn.push(id.to_owned());

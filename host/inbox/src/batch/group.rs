@@ -2,7 +2,7 @@
 
 use oncebox_model::{
     error::InboxError,
-    hooks,
+    hooks::{self, Defect},
     outcome::{Failure, FailureKind},
     tx::Tx,
 };
@@ -149,7 +149,7 @@ fn alone_or(group: &[usize], failure: Failure) -> Abort {
 
 /// Returns the messages that the answers call failed, by index in the batch.
 fn failures(group: &[usize], answers: &[Result<Option<String>, Failure>]) -> Vec<(usize, Failure)> {
-    if hooks::sabotage("batch_answers_ignored") {
+    if hooks::sabotage(Defect::BatchAnswersIgnored) {
         return Vec::new();
     }
     let failed = group

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use oncebox_model::{
     error::InboxError,
-    hooks,
+    hooks::{self, Defect},
     message::Message,
     outcome::{Disposition, Failure, FailureKind},
 };
@@ -109,7 +109,7 @@ impl Plan {
 impl AfterAbort {
     /// Returns the step after an error of the host, which costs no message an attempt.
     fn of_host(error: InboxError) -> Self {
-        if hooks::sabotage("attempt_on_host_fault") {
+        if hooks::sabotage(Defect::AttemptOnHostFault) {
             return Self::Record(Failure::new(FailureKind::Other, error.to_string()));
         }
         Self::Fail(error)
@@ -278,7 +278,7 @@ impl ConsumerInbox {
 
 /// Returns whether a failure is to be written into the row of a claim.
 fn is_ours(claim: &ClaimOutcome) -> bool {
-    *claim == ClaimOutcome::New || hooks::sabotage("failure_written_by_upsert")
+    *claim == ClaimOutcome::New || hooks::sabotage(Defect::FailureWrittenByUpsert)
 }
 
 impl Plan {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use oncebox_model::{
     error::InboxError,
     handler::{DeliveryKind, Handler, Shadow},
-    hooks,
+    hooks::{self, Defect},
     outcome::{Disposition, Failure, FailureKind},
     policy::Dedup,
 };
@@ -250,7 +250,7 @@ impl<'a> BatchState<'a> {
 
     /// Returns whether a message is to run in this transaction.
     fn is_to_run(&self, index: usize) -> bool {
-        self.claims[index] == ClaimOutcome::New || hooks::sabotage("duplicates_run")
+        self.claims[index] == ClaimOutcome::New || hooks::sabotage(Defect::DuplicatesRun)
     }
 
     /// Returns the new messages from `first` on that go to its handler, and the index behind the

@@ -7,7 +7,12 @@
 
 use std::collections::HashMap;
 
-use oncebox_model::{hooks, message::Message, outcome::Disposition, policy::Order};
+use oncebox_model::{
+    hooks::{self, Defect},
+    message::Message,
+    outcome::Disposition,
+    policy::Order,
+};
 use sha2::{Digest, Sha256};
 
 use crate::batch::claim::{ClaimOutcome, ClaimRequest};
@@ -46,7 +51,7 @@ impl BlockedKeys {
         disposition: Disposition,
     ) {
         let Some(ordering) = request.ordering.filter(|_| disposition.is_open()) else { return };
-        if hooks::sabotage("failure_passed_in_batch") {
+        if hooks::sabotage(Defect::FailurePassedInBatch) {
             return;
         }
         self.0.entry(ordering).and_modify(|first| *first = index.min(*first)).or_insert(index);

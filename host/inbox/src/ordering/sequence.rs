@@ -8,7 +8,7 @@ use std::{collections::HashMap, fmt};
 
 use oncebox_model::{
     error::InboxError,
-    hooks,
+    hooks::{self, Defect},
     message::Message,
     policy::{self, Gap},
 };
@@ -132,12 +132,12 @@ impl SequenceState {
 
 /// Returns whether an aggregate at version `at` is past a message's version.
 fn is_past(version: i64, at: i64) -> bool {
-    version <= at && !hooks::sabotage("old_versions_run")
+    version <= at && !hooks::sabotage(Defect::OldVersionsRun)
 }
 
 /// Returns whether versions are missing between an aggregate at version `at` and a message's.
 fn is_gap(version: i64, at: i64) -> bool {
-    version - 1 > at && !hooks::sabotage("gaps_unseen")
+    version - 1 > at && !hooks::sabotage(Defect::GapsUnseen)
 }
 
 impl Aggregates {
@@ -197,7 +197,7 @@ pub(crate) async fn move_sequence(
     consumer_id: i32,
     state: &SequenceState,
 ) -> Result<bool, InboxError> {
-    if state.completed.is_empty() || hooks::sabotage("sequence_stays") {
+    if state.completed.is_empty() || hooks::sabotage(Defect::SequenceStays) {
         return Ok(false);
     }
     hooks::point("inbox:sequence:before");

@@ -3,7 +3,11 @@
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, TimeDelta, Utc};
-use oncebox_model::{error::InboxError, hooks, tx::bounded};
+use oncebox_model::{
+    error::InboxError,
+    hooks::{self, Defect},
+    tx::bounded,
+};
 use sqlx::PgPool;
 
 /// Time for which an answer of the database is used. The time since the answer is added to it by
@@ -18,7 +22,7 @@ impl DatabaseClock {
     /// Returns the database's time, never ahead of it. Asks the database where the last answer is
     /// too old.
     pub(crate) async fn now(&mut self, pool: &PgPool) -> Result<DateTime<Utc>, InboxError> {
-        if hooks::sabotage("horizon_by_host_clock") {
+        if hooks::sabotage(Defect::HorizonByHostClock) {
             return Ok(hooks::host_clock() + TimeDelta::days(40)); // a host's clock may be anything
         }
         if let Some((asked, answer)) = self.0

@@ -22,7 +22,7 @@ use futures::FutureExt;
 use oncebox_model::{
     error::InboxError,
     handler::Handlers,
-    hooks,
+    hooks::{self, Defect},
     message::Message,
     policy::{Ack, Collision},
     record::Record,
@@ -238,7 +238,7 @@ impl PartitionInbox {
                 Route::Run(_) => None,
             })
             .collect();
-        if !hooks::sabotage("undecodable_dropped") {
+        if !hooks::sabotage(Defect::UndecodableDropped) {
             self.park(admission, generation, &parked).await?;
         }
         Ok(parked.len())
@@ -273,7 +273,7 @@ impl PartitionInbox {
     /// duplicate and must not be lost.
     fn collides(&self, claimed: &ClaimOutcome) -> bool {
         let is_kept = self.consumer.policy.collision != Collision::Ignore
-            && !hooks::sabotage("collisions_dropped");
+            && !hooks::sabotage(Defect::CollisionsDropped);
         is_kept && matches!(claimed, ClaimOutcome::Duplicate { same_payload: false, .. })
     }
 
@@ -388,7 +388,7 @@ impl PartitionInbox {
     /// DuplicatePayloads the first `among` messages, which ran on a connection that broke; the last of them
     /// was running when it broke. Halving finds the cause.
     fn suspect(&mut self, among: usize) {
-        self.suspected = if hooks::sabotage("suspicion_forgotten") { 0 } else { among };
+        self.suspected = if hooks::sabotage(Defect::SuspicionForgotten) { 0 } else { among };
         let Self { consumer, topic, partition, .. } = self;
         tracing::warn!(
             tenant = consumer.tenant,

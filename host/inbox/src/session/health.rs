@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use oncebox_model::hooks;
+use oncebox_model::hooks::{self, Defect};
 use sqlx::{Connection, PgConnection};
 
 use super::pool::{OTHERS_NOTICE, PROBE, Sessions, is_full};
@@ -13,7 +13,7 @@ impl Sessions {
     /// lost. An outage is no message's fault.
     pub(crate) async fn broke_alone(&self, who: &str, began: Instant) -> bool {
         self.away.lost(Some(who));
-        if hooks::sabotage("outages_charged") {
+        if hooks::sabotage(Defect::OutagesCharged) {
             return true;
         }
         !self.away.is_known() && self.answers(began).await && self.idle_ones_live().await && {

@@ -9,7 +9,7 @@ use std::{
 use oncebox_model::{
     connect::{self, CONNECT_TIMEOUT, NOTICE_SILENCE},
     error::InboxError,
-    hooks,
+    hooks::{self, Defect},
     meter::Meter,
     session_target::SessionTarget,
     sqlstate,
@@ -357,7 +357,7 @@ impl Sessions {
             .iter()
             .map(|session| ((session.used_before, session.used_at), session.backend))
             .min();
-        if hooks::sabotage("connections_unranked") {
+        if hooks::sabotage(Defect::ConnectionsUnranked) {
             least.map(|(_, backend)| ((None, None), backend))
         } else {
             least

@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use oncebox_model::{error::InboxError, hooks};
+use oncebox_model::{
+    error::InboxError,
+    hooks::{self, Defect},
+};
 use tokio::time::Instant;
 
 /// Availability of a tenant's database, as its sessions on this host know it.
@@ -89,7 +92,7 @@ impl ConnectBackoff {
     /// time.
     fn attempt(&self) -> Result<Option<Try<'_>>, InboxError> {
         let mut since = self.lock();
-        let Some(away) = since.as_mut().filter(|_| !hooks::sabotage("everyone_tries")) else {
+        let Some(away) = since.as_mut().filter(|_| !hooks::sabotage(Defect::EveryoneTries)) else {
             return Ok(None);
         };
         let wait =

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, time::Duration};
 use oncebox_model::{
     error::InboxError,
     handler::DeliveryKind,
-    hooks,
+    hooks::{self, Defect},
     outcome::{Failure, FailureKind},
     policy::PayloadPolicy,
     tx::{Tx, bounded},
@@ -67,7 +67,7 @@ impl Shared {
             reason = self.in_the_way(transaction.backend()) => Err(Unfit::Skipped(reason)),
             tried = timeout_at(ends_at, self.steps(&transaction, sampled, ends_at)) => tried.unwrap_or(Err(Unfit::Skipped("time"))),
         };
-        if hooks::sabotage("shadow_commits") && tried.is_ok() {
+        if hooks::sabotage(Defect::ShadowCommits) && tried.is_ok() {
             let _ = transaction.commit().await; // a defect, for the tests to notice
         } else {
             transaction.rollback().await;
@@ -103,7 +103,7 @@ impl Shared {
         ends_at: Instant,
     ) -> Result<Verdict, Unfit> {
         let tx = transaction.tx();
-        if !hooks::sabotage("shadow_commits") {
+        if !hooks::sabotage(Defect::ShadowCommits) {
             self.forbid_commit(transaction, sampled.generation).await?;
         }
         let live = restore(transaction, sampled).await?;

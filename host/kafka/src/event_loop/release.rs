@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_model::hooks;
+use oncebox_model::hooks::{self, Defect};
 use tokio::{
     task::{Id, JoinError},
     time::{Instant, timeout_at},
@@ -42,7 +42,7 @@ impl EventLoop {
             self.leaving.insert(assigned.task, (partition.clone(), assigned.stop.done.clone()));
             tasks.push(assigned.task);
         }
-        if !lost && !hooks::sabotage("revoke_without_waiting") {
+        if !lost && !hooks::sabotage(Defect::RevokeWithoutWaiting) {
             self.wait_for(&tasks, within).await;
         }
         // From here on a late worker cannot store an offset.

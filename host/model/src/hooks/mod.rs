@@ -11,6 +11,8 @@
 //! it would notice the defect. `ONCEBOX_CLOCK_AHEAD_S` puts the host's clock ahead by that many
 //! seconds.
 
+// Every defect by name.
+mod defects;
 // Every fail point by name.
 mod points;
 
@@ -19,6 +21,7 @@ use std::sync::{
     atomic::{AtomicU8, Ordering},
 };
 
+pub use defects::Defect;
 use points::is_known;
 pub use points::{ACTION_POINTS, CHANGE_POINTS, COPY_POINTS, PLACE_POINTS, POINTS, REMOVAL_POINTS};
 
@@ -109,10 +112,10 @@ pub fn subscribed(topics: &[String]) {
     let _ = topics;
 }
 
-/// Returns whether a named defect is switched on.
+/// Returns whether a defect is switched on.
 #[cfg(not(feature = "test-hooks"))]
 #[inline(always)]
-pub const fn sabotage(_name: &str) -> bool {
+pub const fn sabotage(_defect: Defect) -> bool {
     false
 }
 
@@ -130,7 +133,7 @@ pub fn host_clock() -> chrono::DateTime<chrono::Utc> {
 mod test_hooks {
     use std::sync::{LazyLock, Once, PoisonError, RwLock, atomic::Ordering};
 
-    use super::{IDLE, STATE, UNREAD, arm};
+    use super::{Defect, IDLE, STATE, UNREAD, arm};
 
     /// Arms the point that `ONCEBOX_FAILPOINT` names, once.
     pub(super) fn read_environment() {
@@ -146,12 +149,14 @@ mod test_hooks {
         });
     }
 
-    static SABOTAGE: LazyLock<RwLock<Option<String>>> =
-        LazyLock::new(|| RwLock::new(std::env::var("ONCEBOX_SABOTAGE").ok()));
+    static SABOTAGE: LazyLock<RwLock<Option<Defect>>> = LazyLock::new(|| {
+        let name = std::env::var("ONCEBOX_SABOTAGE").ok();
+        RwLock::new(name.and_then(|name| Defect::named(&name)))
+    });
 
-    /// Returns whether a named defect is switched on.
-    pub fn sabotage(name: &str) -> bool {
-        SABOTAGE.read().unwrap_or_else(PoisonError::into_inner).as_deref() == Some(name)
+    /// Returns whether a defect is switched on.
+    pub fn sabotage(defect: Defect) -> bool {
+        *SABOTAGE.read().unwrap_or_else(PoisonError::into_inner) == Some(defect)
     }
 
     static CLOCK_AHEAD_S: LazyLock<i64> = LazyLock::new(|| {
@@ -165,8 +170,8 @@ mod test_hooks {
     }
 
     /// Switches to another defect, or to none: for tests that run the inbox in their own process.
-    pub fn switch_sabotage(name: Option<&str>) {
-        *SABOTAGE.write().unwrap_or_else(PoisonError::into_inner) = name.map(str::to_owned);
+    pub fn switch_sabotage(defect: Option<Defect>) {
+        *SABOTAGE.write().unwrap_or_else(PoisonError::into_inner) = defect;
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 use oncebox_kafka::{
     ConsumerConfig, ConsumerError, ConsumerHandle, Drained, Inbox, Lag, LagWatch, start_consumer,
 };
-use oncebox_model::hooks;
+use oncebox_model::hooks::{self, Defect};
 use tokio::{
     sync::{OwnedSemaphorePermit, watch},
     time::Instant,
@@ -128,7 +128,7 @@ impl IdleTask {
     /// it did. The host that takes over meets the claims of messages that still run here.
     async fn left(&self, handle: &ConsumerHandle) -> bool {
         let Some(silent_for) =
-            self.database.silent_for().filter(|_| !hooks::sabotage("cut_off_stays"))
+            self.database.silent_for().filter(|_| !hooks::sabotage(Defect::CutOffStays))
         else {
             return false;
         };
