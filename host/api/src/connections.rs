@@ -41,7 +41,7 @@ impl Peer {
 
 /// The phase of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum ConnectionPhase {
     /// During the handshake or the head of a request, without an authenticated request before.
     NoHead,
     /// After the head of a request; its token is not known to be valid.
@@ -52,7 +52,7 @@ enum Phase {
     Authenticated,
 }
 
-impl Phase {
+impl ConnectionPhase {
     /// Phases in which a connection may be closed for another, in this order.
     const CLOSED: [Self; 3] = [Self::NoHead, Self::NotAuthenticated, Self::Idle];
 
@@ -71,9 +71,9 @@ impl Phase {
 /// it.
 const REFUSED: &str = "refused";
 
-struct Place {
+struct ConnectionPlace {
     peer: Peer,
-    phase: Phase,
+    phase: ConnectionPhase,
     /// Value of [`Places::clock`] at the last change of the phase.
     since: u64,
     closing: CancellationToken,
@@ -81,14 +81,14 @@ struct Place {
 
 #[derive(Default)]
 struct Places {
-    all: HashMap<u64, Place>,
+    all: HashMap<u64, ConnectionPlace>,
     /// Count of connections and of changes of their phases; it orders both.
     clock: u64,
 }
 
 /// Room for a new connection.
 #[derive(Debug, PartialEq, Eq)]
-enum Room {
+enum ConnectionRoom {
     Free,
     /// The place of this connection, which is then closed.
     Of(u64),
@@ -102,24 +102,24 @@ impl Places {
     }
 
     /// Finds room for a connection of a peer.
-    fn room(&self, peer: Peer, max: usize) -> Room {
+    fn room(&self, peer: Peer, max: usize) -> ConnectionRoom {
         let of_peer = self.all.values().filter(|place| place.peer == peer).count();
         let found = if of_peer >= max / 2 {
             self.closable(|place| place.peer == peer)
         } else if self.all.len() >= max {
             self.closable(|_| true)
         } else {
-            return Room::Free;
+            return ConnectionRoom::Free;
         };
-        found.map_or(Room::None, Room::Of)
+        found.map_or(ConnectionRoom::None, ConnectionRoom::Of)
     }
 
     /// Finds the first connection to close, among those that `among` accepts.
-    fn closable(&self, among: impl Fn(&Place) -> bool) -> Option<u64> {
+    fn closable(&self, among: impl Fn(&ConnectionPlace) -> bool) -> Option<u64> {
         if hooks::sabotage(Defect::StrangersKeepTheirPlaces) {
             return None;
         }
-        Phase::CLOSED.into_iter().find_map(|phase| {
+        ConnectionPhase::CLOSED.into_iter().find_map(|phase| {
             let those =
                 || self.all.iter().filter(|(_, place)| place.phase == phase && among(place));
             let mut of_peers: HashMap<Peer, usize> = HashMap::new();
@@ -130,7 +130,7 @@ impl Places {
         })
     }
 
-    fn change(&mut self, number: u64, to: impl FnOnce(Phase) -> Phase) {
+    fn change(&mut self, number: u64, to: impl FnOnce(ConnectionPhase) -> ConnectionPhase) {
         let since = self.tick();
         // A connection that was closed for another has no place.
         if let Some(place) = self.all.get_mut(&number) {
@@ -152,9 +152,9 @@ impl Connections {
     pub(crate) fn new(listener: &'static str) -> Self {
         let connections = Self { listener, max: CONNECTIONS_MAX, places: Arc::default() };
         // A series that begins with its first connection would not be seen to rise.
-        Phase::CLOSED
+        ConnectionPhase::CLOSED
             .into_iter()
-            .map(Phase::reason)
+            .map(ConnectionPhase::reason)
             .chain([REFUSED])
             .for_each(|reason| connections.count(reason, 0));
         connections
@@ -166,14 +166,14 @@ impl Connections {
         let peer = Peer::of(address);
         let mut places = self.places();
         match places.room(peer, self.max) {
-            Room::Free => {}
-            Room::Of(number) => {
+            ConnectionRoom::Free => {}
+            ConnectionRoom::Of(number) => {
                 if let Some(closed) = places.all.remove(&number) {
                     closed.closing.cancel();
                     self.count(closed.phase.reason(), 1);
                 }
             }
-            Room::None => {
+            ConnectionRoom::None => {
                 self.count(REFUSED, 1);
                 return None;
             }
@@ -181,7 +181,12 @@ impl Connections {
         let (number, closing) = (places.tick(), CancellationToken::new());
         places.all.insert(
             number,
-            Place { peer, phase: Phase::NoHead, since: number, closing: closing.clone() },
+            ConnectionPlace {
+                peer,
+                phase: ConnectionPhase::NoHead,
+                since: number,
+                closing: closing.clone(),
+            },
         );
         drop(places);
         Some(Arc::new(Connection {
@@ -220,12 +225,12 @@ impl Connection {
     /// Reports that the head of a request was read.
     pub(crate) fn requested(&self) {
         self.is_answered.store(false, Ordering::Relaxed);
-        self.of.places().change(self.number, |_| Phase::NotAuthenticated);
+        self.of.places().change(self.number, |_| ConnectionPhase::NotAuthenticated);
     }
 
     /// Reports that the request's token is valid.
     pub(crate) fn authenticated(&self) {
-        self.of.places().change(self.number, |_| Phase::Authenticated);
+        self.of.places().change(self.number, |_| ConnectionPhase::Authenticated);
     }
 
     /// Reports that all of the answer was handed over to be sent.
@@ -237,7 +242,11 @@ impl Connection {
     pub(crate) fn flushed(&self) {
         if self.is_answered.swap(false, Ordering::Relaxed) {
             self.of.places().change(self.number, |phase| {
-                if phase == Phase::Authenticated { Phase::Idle } else { Phase::NoHead }
+                if phase == ConnectionPhase::Authenticated {
+                    ConnectionPhase::Idle
+                } else {
+                    ConnectionPhase::NoHead
+                }
             });
         }
     }

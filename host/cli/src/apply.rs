@@ -16,7 +16,7 @@ use oncebox_devkit::{
 };
 use serde_json::json;
 
-use super::hosts::{self, Waiting};
+use super::hosts::{self, WaitingFor};
 
 #[derive(Args)]
 pub(super) struct ApplyArgs {
@@ -30,7 +30,7 @@ pub(super) struct ApplyArgs {
     #[arg(long, conflicts_with = "dry_run")]
     prompt: bool,
     #[command(flatten)]
-    waiting: Waiting,
+    waiting: WaitingFor,
 }
 
 pub(super) async fn run(api: &Api, args: ApplyArgs, as_json: bool) -> Result<()> {

@@ -8,7 +8,7 @@ use oncebox_devkit::{api::Api, output, slot::Slot, upload::short};
 use super::{
     deploy::{SlotArgs, WhatArgs},
     deployments::{self, DeploymentsArgs},
-    hosts::{self, Waiting},
+    hosts::{self, WaitingFor},
     version,
 };
 
@@ -36,7 +36,7 @@ pub(super) enum CanaryCommand {
         #[command(flatten)]
         slot: SlotArgs,
         #[command(flatten)]
-        waiting: Waiting,
+        waiting: WaitingFor,
     },
     /// Take it away; the live version takes all keys again
     Stop {
@@ -88,7 +88,7 @@ pub(super) struct CanaryStartArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     messages_min: u32,
     #[command(flatten)]
-    waiting: Waiting,
+    waiting: WaitingFor,
 }
 
 pub(super) async fn run(api: &Api, command: CanaryCommand, json: bool) -> Result<()> {

@@ -13,7 +13,7 @@ use oncebox_devkit::{
 use serde_json::{Map, Value};
 
 use super::{
-    hosts::{self, Waiting},
+    hosts::{self, WaitingFor},
     version,
 };
 
@@ -22,7 +22,7 @@ pub(super) struct DeployArgs {
     #[command(flatten)]
     what: WhatArgs,
     #[command(flatten)]
-    waiting: Waiting,
+    waiting: WaitingFor,
 }
 
 /// A version, and what it is to take.

@@ -14,13 +14,13 @@ use oncebox_devkit::{
 
 /// Whether to wait.
 #[derive(Args)]
-pub(super) struct Waiting {
+pub(super) struct WaitingFor {
     /// Wait until every running host has switched, for so many seconds
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "60")]
     wait: Option<u64>,
 }
 
-impl Waiting {
+impl WaitingFor {
     /// Returns how long to wait, in seconds, if waiting was requested.
     pub(super) fn seconds(&self) -> Option<u64> {
         self.wait
@@ -60,7 +60,7 @@ pub(super) async fn report(
     api: &Api,
     slot: &Slot,
     deployed: DeploymentBody,
-    waiting: &Waiting,
+    waiting: &WaitingFor,
     json: bool,
 ) -> Result<()> {
     if !json {
@@ -85,7 +85,7 @@ pub(super) async fn wait_quietly(
     api: &Api,
     slot: &Slot,
     live: &DeploymentBody,
-    waiting: &Waiting,
+    waiting: &WaitingFor,
     json: bool,
 ) -> Result<()> {
     let Some(seconds) = waiting.wait else { return Ok(()) };

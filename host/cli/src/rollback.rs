@@ -6,7 +6,7 @@ use oncebox_api::wire::{NewRollback, RollbackBody};
 use oncebox_devkit::{api::Api, output, slot::Slot, upload::short};
 
 use super::deploy::SlotArgs;
-use super::hosts::{self, Waiting};
+use super::hosts::{self, WaitingFor};
 
 #[derive(Args)]
 pub(super) struct RollbackArgs {
@@ -22,7 +22,7 @@ pub(super) struct RollbackArgs {
     #[arg(long)]
     redrive: bool,
     #[command(flatten)]
-    waiting: Waiting,
+    waiting: WaitingFor,
 }
 
 pub(super) async fn run(api: &Api, args: RollbackArgs, json: bool) -> Result<()> {

@@ -20,7 +20,7 @@ use self::differences::Differences;
 use super::{
     canary,
     deploy::{SlotArgs, WhatArgs},
-    hosts::{self, Waiting},
+    hosts::{self, WaitingFor},
     version,
 };
 
@@ -56,7 +56,7 @@ pub(super) struct ShadowStartArgs {
     #[arg(long, value_name = "MS")]
     duration_ms: Option<u64>,
     #[command(flatten)]
-    waiting: Waiting,
+    waiting: WaitingFor,
 }
 
 pub(super) async fn run(api: &Api, command: ShadowCommand, json: bool) -> Result<()> {

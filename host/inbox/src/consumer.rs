@@ -28,7 +28,7 @@ use crate::{
     ordering::key_lock,
     retry::{interrupted::Interrupted, wakeup::Wakeup},
     session::Sessions,
-    shadow::Queue,
+    shadow::TrialQueue,
 };
 
 /// A consumer's inbox: its policy, its tenant's sessions, its live handlers and its sizer.
@@ -53,7 +53,7 @@ pub struct ConsumerInbox {
     /// Circuit breakers of the handlers' versions on this host.
     pub(crate) breakers: Arc<Breakers>,
     /// Messages that wait for a candidate to be tried on them.
-    pub(crate) shadows: Queue,
+    pub(crate) shadows: TrialQueue,
     /// Live handlers, replaced with each deployment.
     handlers: watch::Sender<Arc<dyn Handlers>>,
     /// Schemas that payloads have to match.
@@ -115,7 +115,8 @@ impl ConsumerInbox {
         let sizer = BatchSizer::new(policy.batch.messages_max);
         let breakers = Breakers::new(&tenant, &name, policy.breaker.clone());
         let memory = policy.limits.memory_bytes as u64;
-        let shadows = Queue::new(consumer_id, (&tenant, &name), policy.payload, memory, &sessions);
+        let shadows =
+            TrialQueue::new(consumer_id, (&tenant, &name), policy.payload, memory, &sessions);
         let caps = ConsumerCaps {
             transactions_max: policy.limits.transactions_max,
             messages_per_second: policy.limits.messages_per_second,

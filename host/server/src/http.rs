@@ -30,7 +30,7 @@ pub(crate) fn announce(to: &watch::Sender<Readiness>, readiness: Readiness) {
 /// Time after which a host whose loop has not come round counts as hung.
 const STALE: Duration = Duration::from_secs(30);
 
-struct Shared {
+struct HttpState {
     metrics: PrometheusHandle,
     readiness: watch::Receiver<Readiness>,
 }
@@ -77,15 +77,18 @@ pub(crate) async fn serve(
             upkeep.run_upkeep();
         }
     });
-    let shared = Arc::new(Shared { metrics, readiness });
-    let router = Router::new()
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(ready))
-        .route(
-            "/metrics",
-            get(|State(shared): State<Arc<Shared>>| async move { told(&shared.metrics.render()) }),
-        )
-        .with_state(shared);
+    let shared = Arc::new(HttpState { metrics, readiness });
+    let router =
+        Router::new()
+            .route("/healthz", get(|| async { "ok\n" }))
+            .route("/readyz", get(ready))
+            .route(
+                "/metrics",
+                get(|State(shared): State<Arc<HttpState>>| async move {
+                    told(&shared.metrics.render())
+                }),
+            )
+            .with_state(shared);
     oncebox_api::listen::serve_plain(listener, router, "metrics", stop, GRACE).await;
     kept.abort();
 }
@@ -99,7 +102,7 @@ fn told(rendered: &str) -> String {
         .collect()
 }
 
-async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
+async fn ready(State(shared): State<Arc<HttpState>>) -> impl IntoResponse {
     match &*shared.readiness.borrow() {
         Ok(looked_at) if looked_at.elapsed() < STALE => (StatusCode::OK, "ready\n".to_owned()),
         Ok(looked_at) => {

@@ -25,35 +25,35 @@ impl Level {
 
 /// A defect or risk, with its place and the advice about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Finding {
+pub(crate) struct LintFinding {
     pub(crate) level: Level,
     /// Stable name of the kind of finding.
     pub(crate) rule: &'static str,
     /// Description of the problem, in one line.
     pub(crate) text: String,
     /// Line of SQL that the finding is about, if it is about one.
-    pub(crate) place: Option<Place>,
+    pub(crate) place: Option<SqlPlace>,
     /// Remedy, for the handler's author.
     pub(crate) advice: String,
 }
 
 /// A line of a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct SqlPlace {
     /// Number of the handler's statement, from 1.
     pub(crate) statement: usize,
     /// Number of the line in the statement, from 1.
     pub(crate) line: usize,
 }
 
-impl Place {
+impl SqlPlace {
     /// Returns the line that holds the byte `at` of a statement.
     pub(crate) fn of(statement: usize, text: &str, at: usize) -> Self {
         Self { statement, line: 1 + text[..at].matches('\n').count() }
     }
 }
 
-impl Finding {
+impl LintFinding {
     /// Formats the finding for a terminal: its text, the statement with the line marked, the
     /// advice.
     pub(crate) fn block(&self, statements: &[String]) -> String {

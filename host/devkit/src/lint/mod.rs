@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use oncebox_runtime::RunRecord;
 
-pub(crate) use finding::{Finding, Level, Place};
+pub(crate) use finding::{Level, LintFinding, SqlPlace};
 
 use crate::tables::Table;
 
@@ -23,12 +23,12 @@ pub(crate) struct LintSubject<'a> {
     /// Ids of messages that ended ok.
     pub(crate) completed: &'a BTreeSet<String>,
     /// Observed effects of deliveries.
-    pub(crate) shown: Shown,
+    pub(crate) shown: ShownStatement,
 }
 
 /// Observed effects of deliveries, by table.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Shown {
+pub(crate) struct ShownStatement {
     /// Tables that one fact under a second message id changed again; `None` if that was not tried.
     pub(crate) changed_by_second_id: Option<BTreeSet<String>>,
     /// Tables that another order of the messages left different.
@@ -48,7 +48,7 @@ pub(crate) fn statements(runs: &[RunRecord]) -> Vec<String> {
 }
 
 /// Returns all findings, worst first.
-pub(crate) fn lint(subject: &LintSubject<'_>) -> Vec<Finding> {
+pub(crate) fn lint(subject: &LintSubject<'_>) -> Vec<LintFinding> {
     let texts = statements(subject.runs);
     let mut findings = Vec::new();
     for (number, text) in (1..).zip(&texts) {
@@ -72,13 +72,17 @@ pub(crate) fn lint(subject: &LintSubject<'_>) -> Vec<Finding> {
 
 /// Returns the line of the first statement that writes `column` of a table. Without a column,
 /// returns the first one that writes the table at all.
-pub(crate) fn writer_of(statements: &[String], table: &str, column: Option<&str>) -> Option<Place> {
+pub(crate) fn writer_of(
+    statements: &[String],
+    table: &str,
+    column: Option<&str>,
+) -> Option<SqlPlace> {
     (1..).zip(statements).find_map(|(number, text)| {
         shape::parts(text)
             .into_iter()
             .filter(|part| part.verb != shape::Verb::Select && part.table == table)
             .find_map(|part| {
-                let Some(column) = column else { return Some(Place::of(number, text, part.at)) };
+                let Some(column) = column else { return Some(SqlPlace::of(number, text, part.at)) };
                 let assignment = part
                     .assignments
                     .iter()
@@ -86,7 +90,7 @@ pub(crate) fn writer_of(statements: &[String], table: &str, column: Option<&str>
                     .map(|assignment| assignment.at);
                 let is_inserted = part.verb == shape::Verb::Insert
                     && (part.columns.is_empty() || part.columns.iter().any(|it| it == column));
-                Some(Place::of(number, text, assignment.or(is_inserted.then_some(part.at))?))
+                Some(SqlPlace::of(number, text, assignment.or(is_inserted.then_some(part.at))?))
             })
     })
 }

@@ -1,9 +1,9 @@
 //! The linter's rules for a statement.
 
 use super::{
-    Finding, Level, LintSubject, Place,
+    Level, LintFinding, LintSubject, SqlPlace,
     shape::{Part, Verb, parts},
-    token::{Token, TokenKind},
+    token::{SqlToken, TokenKind},
 };
 use crate::tables::{Table, UniqueIndex};
 
@@ -40,12 +40,12 @@ pub(super) struct LintedStatement<'a> {
     pub(super) number: usize,
     pub(super) text: &'a str,
     pub(super) parts: Vec<Part<'a>>,
-    pub(super) tokens: Vec<Token<'a>>,
+    pub(super) tokens: Vec<SqlToken<'a>>,
 }
 
 impl LintedStatement<'_> {
-    fn place(&self, at: usize) -> Option<Place> {
-        Some(Place::of(self.number, self.text, at))
+    fn place(&self, at: usize) -> Option<SqlPlace> {
+        Some(SqlPlace::of(self.number, self.text, at))
     }
 
     fn table(&self, name: &str) -> Option<&Table> {
@@ -62,7 +62,7 @@ impl LintedStatement<'_> {
     }
 
     /// Finds columns whose new value is computed from the old one. S4-004, S4-019.
-    pub(super) fn deltas(&self) -> Vec<Finding> {
+    pub(super) fn deltas(&self) -> Vec<LintFinding> {
         let deltas = self.parts.iter().flat_map(|part| {
             part.assignments.iter().filter(|it| part.is_delta(it)).map(move |it| (part, it))
         });
@@ -88,7 +88,7 @@ impl LintedStatement<'_> {
                         handler that guards itself",
                 )
             };
-            Finding {
+            LintFinding {
                 level,
                 rule: "delta",
                 text,
@@ -100,7 +100,7 @@ impl LintedStatement<'_> {
     }
 
     /// Finds INSERTs that no business key keeps from being repeated. S4-004.
-    pub(super) fn inserts(&self) -> Vec<Finding> {
+    pub(super) fn inserts(&self) -> Vec<LintFinding> {
         let unguarded = self
             .parts
             .iter()
@@ -129,7 +129,7 @@ impl LintedStatement<'_> {
             } else {
                 ""
             };
-            Finding {
+            LintFinding {
                 level: Level::Warning,
                 rule: "unguarded-insert",
                 text: format!(
@@ -148,7 +148,7 @@ impl LintedStatement<'_> {
     }
 
     /// Finds values that another run of one message would not write again.
-    pub(super) fn session_values(&self) -> Vec<Finding> {
+    pub(super) fn session_values(&self) -> Vec<LintFinding> {
         let writes = self.parts.iter().any(|part| part.verb != Verb::Select);
         let mut findings = Vec::new();
         for (index, token) in self.tokens.iter().enumerate() {
@@ -159,7 +159,7 @@ impl LintedStatement<'_> {
                 true => (Level::Warning, "goes into the effect"),
                 false => (Level::Hint, "is read"),
             };
-            findings.push(Finding {
+            findings.push(LintFinding {
                 level,
                 rule: "session-value",
                 text: format!(
@@ -180,7 +180,7 @@ impl LintedStatement<'_> {
 
     /// Returns a finding for columns that an INSERT leaves to a default that differs from run to
     /// run.
-    fn session_defaults(&self, part: &Part<'_>) -> Option<Finding> {
+    fn session_defaults(&self, part: &Part<'_>) -> Option<LintFinding> {
         let table = self
             .table(&part.table)
             .filter(|_| part.verb == Verb::Insert && !part.columns.is_empty())?;
@@ -190,7 +190,7 @@ impl LintedStatement<'_> {
         });
         let named: Vec<_> =
             defaults.map(|(column, default)| format!("`{}` (`{default}`)", column.name)).collect();
-        (!named.is_empty()).then(|| Finding {
+        (!named.is_empty()).then(|| LintFinding {
             level: Level::Hint,
             rule: "session-value",
             text: format!(
@@ -211,32 +211,34 @@ impl LintedStatement<'_> {
 
     /// Finds columns that are overwritten whatever they hold, in tables that another order left
     /// different. S4-005, S1-014.
-    pub(super) fn last_writes(&self) -> Vec<Finding> {
+    pub(super) fn last_writes(&self) -> Vec<LintFinding> {
         let differs = |part: &&Part<'_>| self.subject.shown.changed_by_order.contains(&part.table);
         let blind =
             self.parts.iter().filter(differs).filter_map(|part| {
                 Some((part, part.assignments.iter().find(|it| part.is_blind(it))?))
             });
-        let finding = |(part, assignment): (&Part<'_>, &super::shape::Assignment<'_>)| Finding {
-            level: Level::Warning,
-            rule: "last-write-wins",
-            text: format!(
-                "`{}.{}` keeps whatever message came last, and another order left another value",
-                part.table, assignment.column
-            ),
-            place: self.place(assignment.at),
-            advice: format!(
-                "keep the version or the time of the event in the row and compare: `… WHERE \
+        let finding = |(part, assignment): (&Part<'_>, &super::shape::Assignment<'_>)| {
+            LintFinding {
+                level: Level::Warning,
+                rule: "last-write-wins",
+                text: format!(
+                    "`{}.{}` keeps whatever message came last, and another order left another value",
+                    part.table, assignment.column
+                ),
+                place: self.place(assignment.at),
+                advice: format!(
+                    "keep the version or the time of the event in the row and compare: `… WHERE \
                     {}.version < …`; or give the messages of one \
                  row one key, so that they stay in order",
-                part.table
-            ),
+                    part.table
+                ),
+            }
         };
         blind.map(finding).collect()
     }
 
     /// Finds an UPDATE or DELETE that changed no row, in a message that ended ok.
-    pub(super) fn untouched(&self) -> Vec<Finding> {
+    pub(super) fn untouched(&self) -> Vec<LintFinding> {
         let changes = |part: &&Part<'_>| matches!(part.verb, Verb::Update | Verb::Delete);
         let Some(part) = self.parts.first().filter(changes) else { return Vec::new() };
         let ok =
@@ -248,7 +250,7 @@ impl LintedStatement<'_> {
         let Some(first) = ids.first() else { return Vec::new() };
         let more =
             if ids.len() > 1 { format!(" and {} more", ids.len() - 1) } else { String::new() };
-        vec![Finding {
+        vec![LintFinding {
             level: Level::Hint,
             rule: "no-row-touched",
             text: format!(
@@ -265,8 +267,8 @@ impl LintedStatement<'_> {
 
 /// Finds columns that are read and then set to what the handler made of the value. Two concurrent
 /// messages read equal values, and the second one to write wins.
-pub(super) fn reads_then_writes(subject: &LintSubject<'_>, texts: &[String]) -> Vec<Finding> {
-    let mut found: Vec<Finding> = Vec::new();
+pub(super) fn reads_then_writes(subject: &LintSubject<'_>, texts: &[String]) -> Vec<LintFinding> {
+    let mut found: Vec<LintFinding> = Vec::new();
     for run in subject.runs {
         let sent: Vec<_> = run
             .statements
@@ -285,7 +287,7 @@ pub(super) fn reads_then_writes(subject: &LintSubject<'_>, texts: &[String]) -> 
                 let Some(finding) = read_then_write(part, &reads) else { continue };
                 let number = texts.iter().position(|known| known == text).map_or(0, |at| at + 1);
                 let finding =
-                    Finding { place: Some(Place::of(number, text, finding.1)), ..finding.0 };
+                    LintFinding { place: Some(SqlPlace::of(number, text, finding.1)), ..finding.0 };
                 if !found.contains(&finding) {
                     found.push(finding);
                 }
@@ -295,7 +297,7 @@ pub(super) fn reads_then_writes(subject: &LintSubject<'_>, texts: &[String]) -> 
     found
 }
 
-fn read_then_write(part: &Part<'_>, reads: &[&Part<'_>]) -> Option<(Finding, usize)> {
+fn read_then_write(part: &Part<'_>, reads: &[&Part<'_>]) -> Option<(LintFinding, usize)> {
     let assignment = part.assignments.iter().find(|assignment| {
         let is_computed = assignment
             .value
@@ -310,7 +312,7 @@ fn read_then_write(part: &Part<'_>, reads: &[&Part<'_>]) -> Option<(Finding, usi
         is_computed && part.is_blind(assignment) && reads.iter().any(is_read)
     })?;
     let column = format!("{}.{}", part.table, assignment.column);
-    let finding = Finding {
+    let finding = LintFinding {
         level: Level::Warning,
         rule: "read-then-write",
         text: format!(
@@ -353,7 +355,7 @@ fn is_business_key(part: &Part<'_>, table: &Table, index: &UniqueIndex) -> bool 
     })
 }
 
-fn is_session_value(token: &Token<'_>, next: Option<&Token<'_>>) -> bool {
+fn is_session_value(token: &SqlToken<'_>, next: Option<&SqlToken<'_>>) -> bool {
     let is_call = next.is_some_and(|next| next.is_symbol('('));
     token.kind == TokenKind::Word
         && (SESSION_WORDS.iter().any(|word| token.is(word))
@@ -364,7 +366,7 @@ fn is_session_value(token: &Token<'_>, next: Option<&Token<'_>>) -> bool {
 /// count: counters are expected to jump.
 fn is_session_default(default: &str) -> bool {
     let tokens = super::token::tokens(default);
-    let is_session = |(at, token): (usize, &Token<'_>)| {
+    let is_session = |(at, token): (usize, &SqlToken<'_>)| {
         !token.is("nextval") && is_session_value(token, tokens.get(at + 1))
     };
     tokens.iter().enumerate().any(is_session)

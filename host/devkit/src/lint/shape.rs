@@ -1,6 +1,6 @@
 //! The parts of a statement, also those inside WITH: what each of them does to which table.
 
-use super::token::{Token, TokenKind, tokens};
+use super::token::{SqlToken, TokenKind, tokens};
 
 /// A part of a statement that reads or writes one table.
 #[derive(Debug)]
@@ -15,15 +15,15 @@ pub(super) struct Part<'a> {
     /// INSERT: the columns it names; empty if it names none.
     pub(super) columns: Vec<String>,
     /// INSERT … VALUES: the first row's expressions.
-    pub(super) values: Vec<Vec<Token<'a>>>,
+    pub(super) values: Vec<Vec<SqlToken<'a>>>,
     /// Assignments of UPDATE … SET, or of ON CONFLICT DO UPDATE SET.
     pub(super) assignments: Vec<Assignment<'a>>,
     /// INSERT: whether it names its conflict target, for which PostgreSQL requires a unique index.
     pub(super) is_guarded: bool,
     /// WHERE condition of the part, or of its DO UPDATE.
-    pub(super) condition: Vec<Token<'a>>,
+    pub(super) condition: Vec<SqlToken<'a>>,
     /// SELECT: the selected expressions.
-    pub(super) selected: Vec<Token<'a>>,
+    pub(super) selected: Vec<SqlToken<'a>>,
     /// SELECT: whether it locks rows, with FOR UPDATE or the like.
     pub(super) is_locking: bool,
 }
@@ -42,7 +42,7 @@ pub(super) enum Verb {
 #[derive(Debug)]
 pub(super) struct Assignment<'a> {
     pub(super) column: String,
-    pub(super) value: Vec<Token<'a>>,
+    pub(super) value: Vec<SqlToken<'a>>,
     pub(super) at: usize,
 }
 
@@ -109,7 +109,7 @@ pub(super) fn parts(text: &str) -> Vec<Part<'_>> {
 
 /// Reader of one part.
 struct Reader<'t, 'a> {
-    tokens: &'t [Token<'a>],
+    tokens: &'t [SqlToken<'a>],
     depth: usize,
 }
 
@@ -172,15 +172,15 @@ impl<'a> Reader<'_, 'a> {
             .tokens
             .get(at + usize::from(has_as))
             .filter(|token| !CLAUSES.iter().any(|clause| token.is(clause)));
-        match alias.and_then(Token::name) {
+        match alias.and_then(SqlToken::name) {
             Some(alias) => Some((name, Some(alias), at + 1 + usize::from(has_as))),
             None => Some((name, None, at)),
         }
     }
 
     /// Returns the tokens up to the next clause of this part.
-    fn until_clause(&self, from: usize) -> Vec<Token<'a>> {
-        let ends = |token: &Token<'_>| {
+    fn until_clause(&self, from: usize) -> Vec<SqlToken<'a>> {
+        let ends = |token: &SqlToken<'_>| {
             token.depth == self.depth
                 && CLAUSES.iter().any(|clause| *clause != "AS" && token.is(clause))
         };
@@ -208,7 +208,7 @@ impl<'a> Reader<'_, 'a> {
     }
 
     /// Returns the first row behind VALUES.
-    fn values(&self, from: usize) -> Vec<Vec<Token<'a>>> {
+    fn values(&self, from: usize) -> Vec<Vec<SqlToken<'a>>> {
         match self.clause("VALUES", from) {
             Some(at) if self.tokens.get(at + 1).is_some_and(|token| token.is_symbol('(')) => {
                 self.list(at + 1)
@@ -218,7 +218,7 @@ impl<'a> Reader<'_, 'a> {
     }
 
     /// Returns the items between a parenthesis and its partner.
-    fn list(&self, open: usize) -> Vec<Vec<Token<'a>>> {
+    fn list(&self, open: usize) -> Vec<Vec<SqlToken<'a>>> {
         let inside: Vec<_> = self.tokens[open + 1..]
             .iter()
             .take_while(|token| token.depth > self.depth)
@@ -250,7 +250,7 @@ impl<'a> Reader<'_, 'a> {
 }
 
 /// Returns whether a comparison of order begins at a token; `->`, `#>` and `@>` are none.
-fn is_comparison(tokens: &[Token<'_>], at: usize) -> bool {
+fn is_comparison(tokens: &[SqlToken<'_>], at: usize) -> bool {
     let touches = |other: usize| tokens[other.min(at)].at + 1 == tokens[other.max(at)].at;
     let joins = |other: usize, symbols: &[char]| {
         touches(other) && symbols.iter().any(|symbol| tokens[other].is_symbol(*symbol))
@@ -261,14 +261,14 @@ fn is_comparison(tokens: &[Token<'_>], at: usize) -> bool {
 }
 
 /// Splits tokens into the items between commas of this depth.
-fn split<'a>(tokens: &[Token<'a>], depth: usize) -> Vec<Vec<Token<'a>>> {
+fn split<'a>(tokens: &[SqlToken<'a>], depth: usize) -> Vec<Vec<SqlToken<'a>>> {
     let items = tokens.split(|token| token.depth == depth && token.is_symbol(','));
     items.filter(|item| !item.is_empty()).map(<[_]>::to_vec).collect()
 }
 
 impl Part<'_> {
     /// Returns whether an expression mentions a column of this part's own row.
-    pub(super) fn mentions(&self, expression: &[Token<'_>], column: &str) -> bool {
+    pub(super) fn mentions(&self, expression: &[SqlToken<'_>], column: &str) -> bool {
         expression.iter().enumerate().any(|(index, token)| {
             if token.name().as_deref() != Some(column) {
                 return false;

@@ -5,11 +5,11 @@ use std::{collections::BTreeSet, time::Duration};
 
 use oncebox_runtime::{RunRecord, StatementRecord};
 
-use super::{LintSubject, Shown, lint};
+use super::{LintSubject, ShownStatement, lint};
 use crate::tables::Table;
 
 /// Checks the findings of one message that sent these statements, as `level rule statement:line`.
-fn check(shown: Shown, sent: &[(&str, u64)], expected: &[&str]) {
+fn check(shown: ShownStatement, sent: &[(&str, u64)], expected: &[&str]) {
     let statement = |(text, rows): &(&str, u64)| StatementRecord {
         text: (*text).to_owned(),
         params: Vec::new(),
@@ -54,8 +54,8 @@ fn check(shown: Shown, sent: &[(&str, u64)], expected: &[&str]) {
     assert_eq!(lines, expected, "{found:#?}");
 }
 
-fn nothing_shown() -> Shown {
-    Shown::default()
+fn nothing_shown() -> ShownStatement {
+    ShownStatement::default()
 }
 
 // S4-004, S4-019.
@@ -63,8 +63,10 @@ fn nothing_shown() -> Shown {
 fn a_delta_is_a_warning_only_where_it_was_seen_to_double() {
     let sql = [("UPDATE account\n   SET balance = balance + $1\n WHERE id = $2", 1)];
     check(nothing_shown(), &sql, &["hint delta 1:2"]);
-    let doubled =
-        Shown { changed_by_second_id: Some(["account".to_owned()].into()), ..Shown::default() };
+    let doubled = ShownStatement {
+        changed_by_second_id: Some(["account".to_owned()].into()),
+        ..ShownStatement::default()
+    };
     // S4-004, S4-019.
     check(doubled, &sql, &["warning delta 1:2"]);
     check(
@@ -133,7 +135,10 @@ fn last_write_wins_is_reported_where_order_was_seen_to_matter() {
         1,
     )];
     check(nothing_shown(), &sql, &[]);
-    let order = || Shown { changed_by_order: ["account".to_owned()].into(), ..Shown::default() };
+    let order = || ShownStatement {
+        changed_by_order: ["account".to_owned()].into(),
+        ..ShownStatement::default()
+    };
     // S4-005.
     check(order(), &sql, &["warning last-write-wins 1:2"]);
     check(order(), &[("UPDATE account SET balance = $1, n = $2 WHERE id = $3 AND n < $2", 1)], &[]);

@@ -3,7 +3,7 @@
 
 /// A piece of a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Token<'a> {
+pub(super) struct SqlToken<'a> {
     pub(super) kind: TokenKind,
     pub(super) text: &'a str,
     /// Offset in the statement, bytes.
@@ -25,7 +25,7 @@ pub(super) enum TokenKind {
     Symbol,
 }
 
-impl Token<'_> {
+impl SqlToken<'_> {
     /// Returns whether the token is this key word.
     pub(super) fn is(&self, word: &str) -> bool {
         self.kind == TokenKind::Word && self.text.eq_ignore_ascii_case(word)
@@ -47,7 +47,7 @@ impl Token<'_> {
 }
 
 /// Splits a statement into its pieces, without comments and white space.
-pub(super) fn tokens(text: &str) -> Vec<Token<'_>> {
+pub(super) fn tokens(text: &str) -> Vec<SqlToken<'_>> {
     let (mut found, mut at, mut depth) = (Vec::new(), 0, 0_usize);
     while let Some(first) = text[at..].chars().next() {
         let rest = &text[at..];
@@ -72,14 +72,14 @@ pub(super) fn tokens(text: &str) -> Vec<Token<'_>> {
             c => (Some(TokenKind::Symbol), c.len_utf8()),
         };
         if let Some(kind) = kind {
-            let token = Token { kind, text: &rest[..length], at, depth };
+            let token = SqlToken { kind, text: &rest[..length], at, depth };
             let closes = token.is_symbol(')');
             depth = if closes {
                 depth.saturating_sub(1)
             } else {
                 depth + usize::from(token.is_symbol('('))
             };
-            found.push(Token { depth: if closes { depth } else { token.depth }, ..token });
+            found.push(SqlToken { depth: if closes { depth } else { token.depth }, ..token });
         }
         at += length;
     }

@@ -6,7 +6,7 @@ use super::{
     compare::{Reference, Verdict},
     windows::{WindowKind, WindowResult},
 };
-use crate::lint::{self, Finding, Level, Shown};
+use crate::lint::{self, Level, LintFinding, ShownStatement};
 
 /// Changes the verdict of failed windows to order-dependent, if another order of the messages was
 /// seen to matter. It does so where two workers or a lease that waited may have changed the order.
@@ -25,9 +25,9 @@ pub(super) fn excuse_order(mut rows: Vec<WindowResult>) -> Vec<WindowResult> {
 }
 
 /// Returns what the linter needs to know about deliveries.
-pub(super) fn shown(rows: &[WindowResult]) -> Shown {
+pub(super) fn shown(rows: &[WindowResult]) -> ShownStatement {
     let second = rows.iter().find(|row| matches!(row.window.kind, WindowKind::SecondIds));
-    Shown {
+    ShownStatement {
         changed_by_second_id: second.map(|row| row.judgement.tables.clone()),
         changed_by_order: order_dependent(rows),
     }
@@ -45,8 +45,8 @@ pub(super) fn find(
     rows: &[WindowResult],
     reference: &Reference,
     statements: &[String],
-) -> Vec<Finding> {
-    let mut findings: Vec<Finding> =
+) -> Vec<LintFinding> {
+    let mut findings: Vec<LintFinding> =
         rows.iter().filter(|row| is_failure(row)).map(failed_window).collect();
     let linted = lint::lint(subject);
     findings.extend(order(rows, &linted, statements));
@@ -64,7 +64,7 @@ pub(super) fn is_failure(row: &WindowResult) -> bool {
         || row.judgement.verdict == Verdict::NotReached
 }
 
-fn failed_window(row: &WindowResult) -> Finding {
+fn failed_window(row: &WindowResult) -> LintFinding {
     let what =
         row.judgement.details.first().map(|detail| format!(": {detail}")).unwrap_or_default();
     let advice = match row.window.kind {
@@ -81,7 +81,7 @@ fn failed_window(row: &WindowResult) -> Finding {
                 rolled back leaves no trace"
         }
     };
-    Finding {
+    LintFinding {
         level: Level::Error,
         rule: "window",
         text: format!("{}: {}{what}", row.window.name, row.judgement.verdict.name()),
@@ -91,7 +91,11 @@ fn failed_window(row: &WindowResult) -> Finding {
 }
 
 /// Returns a finding if another order of the messages leaves another state. S1-014, S4-004.
-fn order(rows: &[WindowResult], linted: &[Finding], statements: &[String]) -> Option<Finding> {
+fn order(
+    rows: &[WindowResult],
+    linted: &[LintFinding],
+    statements: &[String],
+) -> Option<LintFinding> {
     let row = rows.iter().find(|row| row.judgement.verdict == Verdict::OrderDependent)?;
     let tables = order_dependent(rows);
     let named: Vec<_> = tables.iter().map(|table| format!("`{table}`")).collect();
@@ -101,7 +105,7 @@ fn order(rows: &[WindowResult], linted: &[Finding], statements: &[String]) -> Op
         .iter()
         .find(|finding| finding.rule == "last-write-wins")
         .and_then(|finding| finding.place);
-    Some(Finding {
+    Some(LintFinding {
         level: Level::Warning,
         rule: "depends-on-order",
         text: format!(
@@ -119,12 +123,16 @@ fn order(rows: &[WindowResult], linted: &[Finding], statements: &[String]) -> Op
 
 /// Returns a finding for each table that a second id changed again and that no statement is blamed
 /// for.
-fn second_ids(rows: &[WindowResult], linted: &[Finding], statements: &[String]) -> Vec<Finding> {
+fn second_ids(
+    rows: &[WindowResult],
+    linted: &[LintFinding],
+    statements: &[String],
+) -> Vec<LintFinding> {
     let Some(row) = rows.iter().find(|row| matches!(row.window.kind, WindowKind::SecondIds)) else {
         return Vec::new();
     };
     let is_blamed = |table: &str| {
-        let blames = |finding: &Finding| {
+        let blames = |finding: &LintFinding| {
             let names = finding.text.contains(&format!("`{table}`"))
                 || finding.text.contains(&format!("`{table}."));
             names
@@ -134,7 +142,7 @@ fn second_ids(rows: &[WindowResult], linted: &[Finding], statements: &[String]) 
         linted.iter().any(blames)
     };
     let unblamed = row.judgement.tables.iter().filter(|table| !is_blamed(table));
-    let finding = |table: &String| Finding {
+    let finding = |table: &String| LintFinding {
         level: Level::Warning,
         rule: "second-id",
         text: format!("the same fact under a second message id changes `{table}` again"),
@@ -148,9 +156,9 @@ fn second_ids(rows: &[WindowResult], linted: &[Finding], statements: &[String]) 
 
 /// Returns a finding for each column that two clean runs did not agree on, unless its default
 /// explains the difference.
-fn two_runs(reference: &Reference, statements: &[String]) -> Vec<Finding> {
+fn two_runs(reference: &Reference, statements: &[String]) -> Vec<LintFinding> {
     let unexplained = reference.excluded.iter().filter(|(_, _, why)| why.starts_with("differs"));
-    let finding = |(table, column, _): (&str, &str, &str)| Finding {
+    let finding = |(table, column, _): (&str, &str, &str)| LintFinding {
         level: Level::Warning,
         rule: "two-runs-differ",
         text: format!("`{table}.{column}` is another after two clean runs of the same messages"),

@@ -166,6 +166,6 @@ fn progress(windows: usize) -> ProgressBar {
 }
 
 /// Returns the worst level of the findings.
-fn worst(findings: &[lint::Finding]) -> Option<Level> {
+fn worst(findings: &[lint::LintFinding]) -> Option<Level> {
     findings.iter().map(|finding| finding.level).min()
 }

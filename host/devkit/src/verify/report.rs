@@ -13,7 +13,7 @@ use super::{
     worst,
 };
 use crate::{
-    lint::{Finding, Level},
+    lint::{Level, LintFinding},
     output::table,
     tables::Table,
 };
@@ -30,7 +30,7 @@ pub struct VerifyReport {
     pub(super) too_large: Vec<String>,
     pub(super) rows: Vec<WindowResult>,
     pub(super) statements: Vec<String>,
-    pub(super) findings: Vec<Finding>,
+    pub(super) findings: Vec<LintFinding>,
 }
 
 impl VerifyReport {
@@ -91,7 +91,7 @@ impl VerifyReport {
                 "details": row.judgement.details,
             })
         };
-        let finding = |finding: &Finding| {
+        let finding = |finding: &LintFinding| {
             json!({
                 "level": finding.level.name(),
                 "rule": finding.rule,
@@ -239,7 +239,7 @@ impl VerifyReport {
 
     /// Describes the difference between two clean runs of the messages.
     fn another_run(&self) -> String {
-        let differs = |finding: &&Finding| {
+        let differs = |finding: &&LintFinding| {
             finding.level <= Level::Warning
                 && matches!(finding.rule, "session-value" | "two-runs-differ")
         };

@@ -14,7 +14,7 @@ use super::{
     bench::Bench,
     compare::{Found, Judgement, Reference, Verdict},
     driver::{Delivery, Spec},
-    worker::{Ended, Order, Worker},
+    worker::{Ended, WorkOrder, Worker},
 };
 
 /// Plan of one row of the report.
@@ -195,7 +195,7 @@ async fn crash(
 ) -> Result<WindowRun> {
     let mut first = Worker::start(&bench.program, &spec).await?;
     let mut acked = first.deliver(&log[..target], true).await?.settled();
-    first.order(&Order::Arm { point: point.to_owned(), nth }).await?;
+    first.order(&WorkOrder::Arm { point: point.to_owned(), nth }).await?;
     let ended = first.deliver(&log[target..], false).await?;
     acked += ended.settled();
     let mut done = WindowRun {
@@ -213,7 +213,7 @@ async fn crash(
     let spec = Spec { next_offset: acked as i64, ..spec };
     let mut second = Worker::start(&bench.program, &spec).await?;
     second.deliver(&log[acked..], false).await?;
-    second.order(&Order::Finish).await?;
+    second.order(&WorkOrder::Finish).await?;
     second.stop().await?;
     Ok(done)
 }
@@ -229,8 +229,8 @@ async fn leased_crash(
     let spec = Spec { ack: Ack::AfterInsert, ..spec };
     let mut first = Worker::start(&bench.program, &spec).await?;
     let acked = first.deliver(log, false).await?.settled();
-    first.order(&Order::Arm { point: point.to_owned(), nth }).await?;
-    let ended = first.order(&Order::Finish).await?;
+    first.order(&WorkOrder::Arm { point: point.to_owned(), nth }).await?;
+    let ended = first.order(&WorkOrder::Finish).await?;
     if !matches!(ended, Ended::Killed(_)) {
         first.stop().await?;
         return Ok(WindowRun { delivered: log.len(), killed: 0, is_reached: false });
@@ -238,7 +238,7 @@ async fn leased_crash(
     drop(first);
     let mut second =
         Worker::start(&bench.program, &Spec { next_offset: acked as i64, ..spec }).await?;
-    second.order(&Order::Finish).await?;
+    second.order(&WorkOrder::Finish).await?;
     second.stop().await?;
     Ok(WindowRun { delivered: log.len(), killed: 1, is_reached: true })
 }
@@ -247,7 +247,7 @@ async fn leased_crash(
 async fn settle(bench: &Bench, spec: Spec, log: &[Delivery]) -> Result<WindowRun> {
     let mut worker = Worker::start(&bench.program, &spec).await?;
     worker.deliver(log, false).await?;
-    worker.order(&Order::Finish).await?;
+    worker.order(&WorkOrder::Finish).await?;
     worker.stop().await?;
     Ok(WindowRun { delivered: log.len(), killed: 0, is_reached: true })
 }
@@ -271,7 +271,7 @@ async fn two_workers(bench: &Bench, spec: Spec) -> Result<WindowRun> {
     let (mut first, mut second) =
         tokio::try_join!(Worker::start(program, &specs[0]), Worker::start(program, &specs[1]))?;
     tokio::try_join!(first.deliver(&logs[0], true), second.deliver(&logs[1], true))?;
-    first.order(&Order::Finish).await?;
+    first.order(&WorkOrder::Finish).await?;
     first.stop().await?;
     second.stop().await?;
     Ok(WindowRun { delivered: logs[0].len() + logs[1].len(), killed: 0, is_reached: true })

@@ -27,7 +27,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// Order to a worker.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Order {
+pub(super) enum WorkOrder {
     /// Deliveries to settle.
     Deliver { deliveries: Vec<Delivery>, each: bool },
     /// Death at a point, the nth time the worker passes it from now.
@@ -68,16 +68,16 @@ pub async fn run() -> Result<()> {
     Ok(())
 }
 
-async fn carry_out(driver: &mut Driver, order: Order) -> Result<()> {
+async fn carry_out(driver: &mut Driver, order: WorkOrder) -> Result<()> {
     match order {
-        Order::Deliver { deliveries, each } => {
+        WorkOrder::Deliver { deliveries, each } => {
             driver.deliver(&deliveries, each, |count| answer(&Answer::Settled(count))).await
         }
-        Order::Arm { point, nth } => {
+        WorkOrder::Arm { point, nth } => {
             ensure!(hooks::arm(&point, nth), "there is no fail point `{point}`");
             Ok(())
         }
-        Order::Finish => driver.finish().await,
+        WorkOrder::Finish => driver.finish().await,
     }
 }
 
@@ -140,11 +140,11 @@ impl Worker {
 
     /// Sends deliveries and waits until the worker has settled them or is killed.
     pub(super) async fn deliver(&mut self, deliveries: &[Delivery], each: bool) -> Result<Ended> {
-        self.order(&Order::Deliver { deliveries: deliveries.to_vec(), each }).await
+        self.order(&WorkOrder::Deliver { deliveries: deliveries.to_vec(), each }).await
     }
 
     /// Sends an order and waits until the worker has carried it out or is killed.
-    pub(super) async fn order(&mut self, order: &Order) -> Result<Ended> {
+    pub(super) async fn order(&mut self, order: &WorkOrder) -> Result<Ended> {
         self.send(&serde_json::to_string(order)?).await?;
         self.wait().await
     }

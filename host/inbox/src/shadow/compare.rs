@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::{
     capture::Clock,
     net::{Net, NetRow, NetTable, Row},
-    table::{Column, Table},
+    table::{ShadowColumn, ShadowTable},
 };
 
 /// One thing in which the two runs differ.
@@ -39,7 +39,7 @@ pub(super) struct Comparison<'a> {
 
 /// A row of both runs, to be compared column by column.
 struct Pair<'a> {
-    table: &'a Table,
+    table: &'a ShadowTable,
     change: &'static str,
     before: Option<&'a Row>,
     live: &'a Row,
@@ -92,7 +92,7 @@ impl<'a> Comparison<'a> {
     /// Pairs rows of both runs that have one key, and records rows that only one run has.
     fn by_key(
         &mut self,
-        table: &'a Table,
+        table: &'a ShadowTable,
         live: &'a NetTable,
         candidate: &'a NetTable,
         pairs: &mut Vec<Pair<'a>>,
@@ -123,7 +123,7 @@ impl<'a> Comparison<'a> {
     /// values. Pairs the remaining ones in the order in which they came.
     fn by_content(
         &mut self,
-        table: &'a Table,
+        table: &'a ShadowTable,
         live: &'a NetTable,
         candidate: &'a NetTable,
         pairs: &mut Vec<Pair<'a>>,
@@ -176,7 +176,7 @@ impl<'a> Comparison<'a> {
     }
 
     /// Returns whether two new rows hold equal values, apart from those that sequences gave.
-    fn holds_same(&self, table: &Table, live: &Row, candidate: &Row) -> bool {
+    fn holds_same(&self, table: &ShadowTable, live: &Row, candidate: &Row) -> bool {
         (0..table.columns.len())
             .filter(|position| {
                 !table.columns[*position].is_counted && !self.may_follow(&table.columns[*position])
@@ -191,7 +191,7 @@ impl<'a> Comparison<'a> {
     }
 
     /// Returns whether a column refers to one that a sequence fills, in a table that was changed.
-    fn may_follow(&self, column: &Column) -> bool {
+    fn may_follow(&self, column: &ShadowColumn) -> bool {
         let Some((table, name)) = &column.refers_to else { return false };
         let changed = self.live.0.get(table).or_else(|| self.candidate.0.get(table));
         changed.is_some_and(|changed| {
@@ -236,7 +236,12 @@ impl<'a> Comparison<'a> {
 
     /// Returns whether a reference names the matching new row, under the number that each run gave
     /// it.
-    fn follows(&self, column: &Column, live: &Option<String>, candidate: &Option<String>) -> bool {
+    fn follows(
+        &self,
+        column: &ShadowColumn,
+        live: &Option<String>,
+        candidate: &Option<String>,
+    ) -> bool {
         let (Some((table, name)), Some(live)) = (&column.refers_to, live) else { return false };
         self.counted
             .get(&(*table, name.clone(), live.clone()))
@@ -244,7 +249,12 @@ impl<'a> Comparison<'a> {
     }
 
     /// Returns whether two values are equal, or each was read from the clock of its own run.
-    fn is_same(&self, column: &Column, live: &Option<String>, candidate: &Option<String>) -> bool {
+    fn is_same(
+        &self,
+        column: &ShadowColumn,
+        live: &Option<String>,
+        candidate: &Option<String>,
+    ) -> bool {
         if live == candidate {
             return true;
         }
@@ -255,7 +265,7 @@ impl<'a> Comparison<'a> {
     /// Records a row that only one of the two runs has in the end.
     fn only_one(
         &mut self,
-        table: &Table,
+        table: &ShadowTable,
         change: &'static str,
         before: Option<&Row>,
         live: Option<&Row>,
@@ -290,7 +300,7 @@ impl NetTable {
     }
 }
 
-impl Table {
+impl ShadowTable {
     /// Returns whether a new row's key is not the handler's choice alone.
     fn is_key_counted(&self) -> bool {
         self.key.iter().any(|position| {
@@ -320,7 +330,7 @@ impl Table {
 impl Clock {
     /// Returns whether a value is a time that a clock of this run can have shown. A column that
     /// keeps no fractions rounds, so it may be a second off.
-    fn said(&self, column: &Column, value: &str) -> bool {
+    fn said(&self, column: &ShadowColumn, value: &str) -> bool {
         let slack = if column.r#type.contains('(') { 1_000_000 } else { 0 };
         let at = if column.r#type.ends_with("with time zone")
             && column.r#type.starts_with("timestamp")

@@ -23,7 +23,7 @@ mod undo;
 use oncebox_model::{error::InboxError, tx::Tx};
 
 pub(crate) use capture::Watch;
-pub(crate) use queue::{Queue, Sampled};
+pub(crate) use queue::{Sampled, TrialQueue};
 
 /// Begins to capture the changes of a live message that is in the sample of a candidate.
 pub(crate) async fn watch(tx: &Tx, is_sampled: bool) -> Result<Option<Watch>, InboxError> {

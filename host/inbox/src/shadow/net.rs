@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{
     capture::Change,
     composite,
-    table::{Table, TableRefs},
+    table::{ShadowTable, TableRefs},
 };
 
 /// A row before or after a run.
@@ -34,7 +34,7 @@ pub(super) struct NetRow {
 /// Net effect of the changes of one table.
 #[derive(Debug, Clone, Default)]
 pub(super) struct NetTable {
-    pub(super) table: Arc<Table>,
+    pub(super) table: Arc<ShadowTable>,
     /// Rows of a table with a primary key, by key, including those that ended as they began.
     pub(super) rows: BTreeMap<Key, NetRow>,
     /// Rows of a table without a primary key: those that are gone, and below those that came.
@@ -94,7 +94,7 @@ pub(super) fn net(changes: &[Change], places: &TableRefs) -> Option<Net> {
     Some(net)
 }
 
-impl Table {
+impl ShadowTable {
     /// Returns the key of a row; an empty one for each row of a table without a primary key.
     pub(super) fn key_of(&self, row: &Row) -> Key {
         self.key.iter().map(|position| row.values[*position].clone()).collect()
@@ -152,20 +152,20 @@ fn cancel<T: PartialEq>(one: &mut Vec<(usize, T)>, other: &mut Vec<(usize, T)>) 
 #[cfg(test)]
 pub(super) mod tests {
     use super::{
-        super::table::{Column, TableRef},
+        super::table::{ShadowColumn, TableRef},
         *,
     };
 
     /// Returns a table with the oid 7 and these columns; a name that ends in `#` is counted.
     pub(in super::super) fn places(columns: &[&str], key: &[usize]) -> TableRefs {
-        let column = |name: &&str| Column {
+        let column = |name: &&str| ShadowColumn {
             name: name.trim_end_matches('#').to_owned(),
             r#type: if name.ends_with("_at") { "timestamp with time zone" } else { "text" }
                 .to_owned(),
             is_counted: name.ends_with('#'),
-            ..Column::default()
+            ..ShadowColumn::default()
         };
-        let table = Table {
+        let table = ShadowTable {
             oid: 7,
             name: "t".into(),
             sql: "t".into(),

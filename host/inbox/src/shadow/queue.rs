@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     capture::Trace,
-    tally::{Tally, Verdict},
+    tally::{Tally, TrialVerdict},
 };
 use crate::session::Sessions;
 
@@ -66,15 +66,15 @@ impl Sampled {
 
 /// A consumer's trials: one task and one connection, which exist only after a first message was
 /// sampled.
-pub(crate) struct Queue {
-    shared: Arc<Shared>,
+pub(crate) struct TrialQueue {
+    shared: Arc<TrialContext>,
     sender: OnceLock<mpsc::Sender<Sampled>>,
     task: Mutex<Option<JoinHandle<()>>>,
     stop: CancellationToken,
 }
 
 /// State that the queue and its task share.
-pub(super) struct Shared {
+pub(super) struct TrialContext {
     pub(super) consumer_id: i32,
     pub(super) tenant: String,
     pub(super) consumer: String,
@@ -86,7 +86,7 @@ pub(super) struct Shared {
     bytes: AtomicUsize,
 }
 
-impl Queue {
+impl TrialQueue {
     pub(crate) fn new(
         consumer_id: i32,
         (tenant, consumer): (&str, &str),
@@ -94,7 +94,7 @@ impl Queue {
         memory: u64,
         sessions: &Arc<Sessions>,
     ) -> Self {
-        let shared = Shared {
+        let shared = TrialContext {
             consumer_id,
             tenant: tenant.to_owned(),
             consumer: consumer.to_owned(),
@@ -154,23 +154,23 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for TrialQueue {
     fn drop(&mut self) {
         self.stop.cancel();
     }
 }
 
-impl Shared {
+impl TrialContext {
     fn skip(&self, sampled: &Sampled, reason: &'static str) {
-        self.add(sampled, Verdict::Skipped(reason));
+        self.add(sampled, TrialVerdict::Skipped(reason));
     }
 
-    fn add(&self, sampled: &Sampled, verdict: Verdict) {
+    fn add(&self, sampled: &Sampled, verdict: TrialVerdict) {
         let name = match &verdict {
-            Verdict::Same(_) => "same",
-            Verdict::Differ(..) => "differ",
-            Verdict::Failed(_) => "failed",
-            Verdict::Skipped(reason) => reason,
+            TrialVerdict::Same(_) => "same",
+            TrialVerdict::Differ(..) => "differ",
+            TrialVerdict::Failed(_) => "failed",
+            TrialVerdict::Skipped(reason) => reason,
         };
         metrics::counter!("oncebox_shadow_messages_total", "tenant" => self.tenant.clone(), "consumer" => self.consumer.clone(),
             "verdict" => name)
@@ -191,7 +191,11 @@ impl Shared {
     }
 }
 
-async fn work(shared: Arc<Shared>, mut receiver: mpsc::Receiver<Sampled>, stop: CancellationToken) {
+async fn work(
+    shared: Arc<TrialContext>,
+    mut receiver: mpsc::Receiver<Sampled>,
+    stop: CancellationToken,
+) {
     let mut write_at = Instant::now() + WRITE;
     loop {
         let sampled = tokio::select! {

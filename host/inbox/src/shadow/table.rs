@@ -10,19 +10,19 @@ use sqlx::{FromRow, postgres::types::Oid};
 
 /// A table; for a partition, the table that it is a partition of.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Table {
+pub(super) struct ShadowTable {
     pub(super) oid: i64,
     /// Name without its schema.
     pub(super) name: String,
     /// Name in a statement.
     pub(super) sql: String,
-    pub(super) columns: Vec<Column>,
+    pub(super) columns: Vec<ShadowColumn>,
     /// Positions of the primary key's columns; empty where there is none.
     pub(super) key: Vec<usize>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Column {
+pub(super) struct ShadowColumn {
     pub(super) name: String,
     /// Type as PostgreSQL writes it: `timestamp with time zone`.
     pub(super) r#type: String,
@@ -40,7 +40,7 @@ pub(super) struct Column {
 /// than those of its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TableRef {
-    pub(super) table: Arc<Table>,
+    pub(super) table: Arc<ShadowTable>,
     /// Name in a statement, which is also that of its row type.
     pub(super) sql: String,
     /// Position here of each column of the table.
@@ -110,20 +110,21 @@ pub(super) async fn read(
     let places: Vec<PlaceRow> = fetch(tx, PLACES, oids).await?;
     let columns: Vec<ColumnRow> =
         fetch(tx, COLUMNS, places.iter().map(|place| place.table)).await?;
-    let mut tables: BTreeMap<i64, (Table, Vec<(i32, usize)>)> = BTreeMap::new();
+    let mut tables: BTreeMap<i64, (ShadowTable, Vec<(i32, usize)>)> = BTreeMap::new();
     for row in columns {
         let (table, key) = tables.entry(row.table).or_default();
         key.extend(row.key_position.map(|position| (position, table.columns.len())));
         (table.oid, table.name, table.sql) = (row.table, row.table_name.clone(), row.sql.clone());
         table.columns.push(row.column());
     }
-    let tables: BTreeMap<i64, Arc<Table>> = tables
+    let tables: BTreeMap<i64, Arc<ShadowTable>> = tables
         .into_iter()
         .map(|(oid, (table, key))| (oid, Arc::new(with_key(table, key))))
         .collect();
     let place = |row: PlaceRow| {
         let table = tables.get(&row.table)?.clone();
-        let position = |column: &Column| row.columns.iter().position(|name| *name == column.name);
+        let position =
+            |column: &ShadowColumn| row.columns.iter().position(|name| *name == column.name);
         let order = table.columns.iter().map(position).collect::<Option<Vec<_>>>()?;
         (order.len() == row.columns.len())
             .then_some((row.place, TableRef { table, sql: row.sql, order }))
@@ -131,7 +132,7 @@ pub(super) async fn read(
     Ok(places.into_iter().filter_map(place).collect())
 }
 
-fn with_key(mut table: Table, mut key: Vec<(i32, usize)>) -> Table {
+fn with_key(mut table: ShadowTable, mut key: Vec<(i32, usize)>) -> ShadowTable {
     key.sort_unstable();
     table.key = key.into_iter().map(|(_, position)| position).collect();
     table
@@ -151,13 +152,13 @@ async fn fetch<T: for<'r> FromRow<'r, sqlx::postgres::PgRow> + Send + Unpin>(
 }
 
 impl ColumnRow {
-    fn column(self) -> Column {
+    fn column(self) -> ShadowColumn {
         let counts = ["nextval(", "gen_random_uuid(", "uuid_generate_", "random("];
         let is_counted = self.is_identity
             || self
                 .default
                 .is_some_and(|default| counts.iter().any(|count| default.contains(count)));
-        Column {
+        ShadowColumn {
             name: self.name,
             r#type: self.r#type,
             is_counted,

@@ -23,7 +23,7 @@ const VALUE_BYTES: usize = 1_024;
 
 /// Result of one trial.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum TrialVerdict {
     /// Equal effects and results of both runs.
     Same(Cost),
     /// Differences between the two runs.
@@ -71,26 +71,26 @@ impl Tally {
         &self,
         deployment_id: i64,
         message_id: &str,
-        verdict: Verdict,
+        verdict: TrialVerdict,
         with_values: bool,
     ) {
         let mut open = self.open();
         let sums = open.entry(deployment_id).or_default();
         match verdict {
-            Verdict::Same(cost) => {
+            TrialVerdict::Same(cost) => {
                 sums.same += 1;
                 sums.took(cost);
             }
-            Verdict::Differ(cost, differences) => {
+            TrialVerdict::Differ(cost, differences) => {
                 sums.differ += 1;
                 sums.took(cost);
                 sums.keep(message_id, differences, with_values);
             }
-            Verdict::Failed(difference) => {
+            TrialVerdict::Failed(difference) => {
                 sums.failed += 1;
                 sums.keep(message_id, vec![difference], with_values);
             }
-            Verdict::Skipped(reason) => *sums.skipped.entry(reason).or_default() += 1,
+            TrialVerdict::Skipped(reason) => *sums.skipped.entry(reason).or_default() += 1,
         }
     }
 

@@ -18,9 +18,9 @@ use super::{
     capture::{self, Change, Trace},
     compare::{self, Difference},
     net::{self, Net},
-    queue::{Sampled, Shared},
+    queue::{Sampled, TrialContext},
     table::{self, TableRefs},
-    tally::{Cost, Verdict},
+    tally::{Cost, TrialVerdict},
     undo,
 };
 use crate::{
@@ -51,15 +51,17 @@ impl From<InboxError> for Unfit {
     }
 }
 
-impl Shared {
+impl TrialContext {
     /// Tries the candidate on a message. Nothing of the trial remains in the tenant's tables,
     /// whatever happens.
-    pub(super) async fn attempt(&self, sampled: &Sampled) -> Verdict {
-        let Some(admission) = self.admission() else { return Verdict::Skipped("no_connection") };
+    pub(super) async fn attempt(&self, sampled: &Sampled) -> TrialVerdict {
+        let Some(admission) = self.admission() else {
+            return TrialVerdict::Skipped("no_connection");
+        };
         let transaction = match self.sessions.begin_spare(&admission).await {
             Ok(Some(transaction)) => transaction,
-            Ok(None) => return Verdict::Skipped("no_connection"),
-            Err(_) => return Verdict::Skipped("database"),
+            Ok(None) => return TrialVerdict::Skipped("no_connection"),
+            Err(_) => return TrialVerdict::Skipped("database"),
         };
         let ends_at = Instant::now() + sampled.shadow.duration;
         let tried = tokio::select! {
@@ -74,12 +76,12 @@ impl Shared {
         }
         match tried {
             Ok(verdict) => verdict,
-            Err(Unfit::Skipped(reason)) => Verdict::Skipped(reason),
-            Err(Unfit::Failed(failure)) => Verdict::Failed(failed(&failure)),
+            Err(Unfit::Skipped(reason)) => TrialVerdict::Skipped(reason),
+            Err(Unfit::Failed(failure)) => TrialVerdict::Failed(failed(&failure)),
             Err(Unfit::Host(error)) => {
                 tracing::debug!(message_id = sampled.message.id, %error, "a trial of a shadow came \
                     to nothing");
-                Verdict::Skipped(reason(&error))
+                TrialVerdict::Skipped(reason(&error))
             }
         }
     }
@@ -101,7 +103,7 @@ impl Shared {
         transaction: &Transaction<'_>,
         sampled: &Sampled,
         ends_at: Instant,
-    ) -> Result<Verdict, Unfit> {
+    ) -> Result<TrialVerdict, Unfit> {
         let tx = transaction.tx();
         if !hooks::sabotage(Defect::ShadowCommits) {
             self.forbid_commit(transaction, sampled.generation).await?;
@@ -221,11 +223,11 @@ async fn compare(
     live: &Net,
     (changes, trace): (&[Change], &Trace),
     result: Option<String>,
-) -> Result<Verdict, Unfit> {
+) -> Result<TrialVerdict, Unfit> {
     if let Some(text) = &result
         && serde_json::from_str::<serde::de::IgnoredAny>(text).is_err()
     {
-        return Ok(Verdict::Failed(failed(&Failure::new(
+        return Ok(TrialVerdict::Failed(failed(&Failure::new(
             FailureKind::BadResult,
             "the result is not JSON",
         ))));
@@ -241,9 +243,9 @@ async fn compare(
         candidate_statements: trace.statements,
     };
     Ok(if differences.is_empty() {
-        Verdict::Same(cost)
+        TrialVerdict::Same(cost)
     } else {
-        Verdict::Differ(cost, differences)
+        TrialVerdict::Differ(cost, differences)
     })
 }
 

@@ -13,17 +13,17 @@ use crate::batch::commit::{host_statement, refused};
 
 use super::{
     net::{Key, Net, NetTable, Row},
-    table::{Table, TableRefs, quoted},
+    table::{ShadowTable, TableRefs, quoted},
 };
 
 /// One row that is to be restored.
 enum UndoStep<'a> {
     /// Row with a primary key, which gets this state or is deleted.
-    To { table: &'a Table, key: Key, row: Option<&'a Row> },
+    To { table: &'a ShadowTable, key: Key, row: Option<&'a Row> },
     /// Row without a primary key: an equal one is deleted.
-    Remove(&'a Table, &'a Row),
+    Remove(&'a ShadowTable, &'a Row),
     /// Row without a primary key, which is inserted again.
-    Add(&'a Table, &'a Row),
+    Add(&'a ShadowTable, &'a Row),
 }
 
 /// Undoes the changes, the last first.
@@ -158,7 +158,7 @@ fn same_rows(one: &[(usize, Row)], other: &[(usize, Row)]) -> bool {
 /// Restores a row: updates what has become of it, or inserts it where it is gone.
 async fn restore(
     tx: &Tx,
-    table: &Table,
+    table: &ShadowTable,
     key: &Key,
     row: &Row,
     places: &TableRefs,
@@ -186,7 +186,12 @@ async fn restore(
     insert(tx, table, row, places).await
 }
 
-async fn insert(tx: &Tx, table: &Table, row: &Row, places: &TableRefs) -> Result<(), InboxError> {
+async fn insert(
+    tx: &Tx,
+    table: &ShadowTable,
+    row: &Row,
+    places: &TableRefs,
+) -> Result<(), InboxError> {
     let names: Vec<_> = table
         .columns
         .iter()
@@ -206,7 +211,12 @@ async fn insert(tx: &Tx, table: &Table, row: &Row, places: &TableRefs) -> Result
 }
 
 /// Deletes one row that is equal to the last byte.
-async fn remove(tx: &Tx, table: &Table, row: &Row, places: &TableRefs) -> Result<(), InboxError> {
+async fn remove(
+    tx: &Tx,
+    table: &ShadowTable,
+    row: &Row,
+    places: &TableRefs,
+) -> Result<(), InboxError> {
     let place = &places[&row.place].sql;
     let sql = format!(
         "DELETE FROM {} AS x WHERE (x.tableoid, x.ctid) = \
@@ -218,7 +228,7 @@ async fn remove(tx: &Tx, table: &Table, row: &Row, places: &TableRefs) -> Result
 }
 
 /// Returns the condition that a row `x` has this key, with parameters from `first`.
-fn by_key(table: &Table, first: usize) -> String {
+fn by_key(table: &ShadowTable, first: usize) -> String {
     let is = |(number, position): (usize, &usize)| {
         let column = &table.columns[*position];
         format!("x.{} = ${}::text::{}", quoted(&column.name), first + number, column.r#type)

@@ -14,7 +14,7 @@ const BEAT: Duration = Duration::from_secs(5);
 
 /// The reason that a job produced no component.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum CompileFailure {
     /// Defects of the component; a retry cannot help.
     #[error("{}", .0.iter().map(|problem| problem.text.as_str()).collect::<Vec<_>>().join("; "))]
     Refused(Vec<Problem>),
@@ -29,13 +29,13 @@ pub enum Failure {
     Host(String),
 }
 
-impl From<InboxError> for Failure {
+impl From<InboxError> for CompileFailure {
     fn from(error: InboxError) -> Self {
         Self::Host(error.to_string())
     }
 }
 
-impl From<LoadError> for Failure {
+impl From<LoadError> for CompileFailure {
     fn from(error: LoadError) -> Self {
         error
             .problem()
@@ -48,15 +48,15 @@ impl Inner {
         &self,
         digest: &[u8],
         is_urgent: bool,
-    ) -> Result<LoadedComponent, Failure> {
+    ) -> Result<LoadedComponent, CompileFailure> {
         let host_id = self.host_id.get().copied();
         match self.admin.versions().begin_compiling(digest, host_id).await? {
             Begun::Yours(claim) => self.compile(digest, host_id, claim).await,
             // The row is not this host's to change, but a deployment needs the code here too.
             Begun::Ready | Begun::Elsewhere if is_urgent => self.load(digest).await,
-            Begun::Ready => Err(Failure::Done),
-            Begun::Elsewhere => Err(Failure::Elsewhere),
-            Begun::Failed(problems) => Err(Failure::Refused(problems)),
+            Begun::Ready => Err(CompileFailure::Done),
+            Begun::Elsewhere => Err(CompileFailure::Elsewhere),
+            Begun::Failed(problems) => Err(CompileFailure::Refused(problems)),
         }
     }
 
@@ -66,17 +66,17 @@ impl Inner {
         digest: &[u8],
         host_id: Option<i64>,
         mut claim: CompilationClaim,
-    ) -> Result<LoadedComponent, Failure> {
+    ) -> Result<LoadedComponent, CompileFailure> {
         let start = Instant::now();
         let outcome = tokio::select! {
             outcome = self.load(digest) => outcome,
-            () = self.stop.cancelled() => Err(Failure::Host("the host ends".to_owned())),
+            () = self.stop.cancelled() => Err(CompileFailure::Host("the host ends".to_owned())),
             never = self.beat(digest, host_id, &mut claim) => match never {},
         };
         let compile_ms = start.elapsed().as_millis() as i64;
         let ended = match &outcome {
             Ok(_) => Compiled::Ready { compile_ms },
-            Err(Failure::Refused(problems)) => Compiled::Failed(problems.clone()),
+            Err(CompileFailure::Refused(problems)) => Compiled::Failed(problems.clone()),
             Err(_) => Compiled::GivenBack,
         };
         // A result that cannot be written now is lost; another host takes the row over when the
@@ -89,7 +89,7 @@ impl Inner {
                 tracing::warn!(%error, digest, "failed to write how a compilation ended")
             }
             (Ok(_), _) => tracing::info!(digest, compile_ms, "component ready"),
-            (Err(Failure::Host(error)), _) => tracing::warn!(
+            (Err(CompileFailure::Host(error)), _) => tracing::warn!(
                 error,
                 digest,
                 "a component could not be compiled now and is queued again"
@@ -99,13 +99,13 @@ impl Inner {
         outcome
     }
 
-    async fn load(&self, digest: &[u8]) -> Result<LoadedComponent, Failure> {
+    async fn load(&self, digest: &[u8]) -> Result<LoadedComponent, CompileFailure> {
         let bytes = self.admin.versions().component(digest).await?;
         let component = self.runtime.load(&bytes).await?;
         drop(bytes);
         match self.runtime.probe(&component).await {
             Ok(()) => Ok(component),
-            Err(problem) => Err(Failure::Refused(vec![problem])),
+            Err(problem) => Err(CompileFailure::Refused(vec![problem])),
         }
     }
 

@@ -9,6 +9,6 @@ mod job;
 // Components that are kept in memory.
 mod cache;
 
-pub use job::Failure;
+pub use job::CompileFailure;
 pub use pool::{Busy, Compilations};
 pub use uploads::Uploads;

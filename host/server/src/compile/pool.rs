@@ -19,7 +19,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{cache::Kept, job::Failure};
+use super::{cache::Kept, job::CompileFailure};
 
 /// Most uploads that wait for a worker in memory. More wait in their rows.
 const WAITING_MAX: usize = 256;
@@ -50,7 +50,7 @@ pub(super) struct Inner {
 /// SHA-256 of a component.
 pub(super) type Digest = Vec<u8>;
 /// The result of a job; none while it waits or runs.
-type Outcome = Option<Result<LoadedComponent, Failure>>;
+type Outcome = Option<Result<LoadedComponent, CompileFailure>>;
 
 #[derive(Default)]
 struct Queue {
@@ -159,10 +159,10 @@ impl Compilations {
             match done.wait_for(Option::is_some).await.map(|outcome| outcome.clone()) {
                 Ok(Some(Ok(component))) => return Ok(component),
                 // An upload's job left the component to another host; this host needs it as well.
-                Ok(Some(Err(Failure::Elsewhere | Failure::Done))) => {}
+                Ok(Some(Err(CompileFailure::Elsewhere | CompileFailure::Done))) => {}
                 Ok(Some(Err(failure))) => return Err(failure.into()),
                 Ok(None) | Err(_) => {
-                    return Err(Failure::Host("compiling was interrupted".to_owned()).into());
+                    return Err(CompileFailure::Host("compiling was interrupted".to_owned()).into());
                 }
             }
         }
@@ -237,9 +237,9 @@ impl Inner {
                 let (inner, digest) = (self.clone(), digest.clone());
                 async move { inner.run(&digest, is_urgent).await }
             });
-            let outcome = job
-                .await
-                .unwrap_or_else(|_| Err(Failure::Host("compiling was interrupted".to_owned())));
+            let outcome = job.await.unwrap_or_else(|_| {
+                Err(CompileFailure::Host("compiling was interrupted".to_owned()))
+            });
             self.state().end(&digest, outcome);
         }
     }
@@ -271,7 +271,7 @@ impl Queue {
         Some((digest, job.is_urgent))
     }
 
-    fn end(&mut self, digest: &[u8], outcome: Result<LoadedComponent, Failure>) {
+    fn end(&mut self, digest: &[u8], outcome: Result<LoadedComponent, CompileFailure>) {
         if let Ok(component) = &outcome {
             self.kept.put(digest, component);
         }

@@ -3,7 +3,7 @@
 
 use oncebox_model::problem::Problem;
 
-use crate::database::statements::lexer::{Statement, Token};
+use crate::database::statements::lexer::{Lexeme, Statement};
 
 /// First words of data statements, which every session of the tenant may send as well.
 const DATA: &[&str] =
@@ -99,8 +99,8 @@ pub(super) fn problem(statement: &Statement) -> Option<Problem> {
     let words: Vec<&str> = statement
         .tokens
         .iter()
-        .skip_while(|token| **token == Token::Symbol('('))
-        .map_while(Token::word)
+        .skip_while(|token| **token == Lexeme::Symbol('('))
+        .map_while(Lexeme::word)
         .collect();
     let refusal = match words.as_slice() {
         [first, ..] if DATA.contains(first) => None,
@@ -183,7 +183,7 @@ fn detail(statement: &Statement) -> Option<(String, String)> {
         statement
             .tokens
             .windows(part.len())
-            .any(|tokens| tokens.iter().map(Token::word).eq(part.iter().map(|w| Some(*w))))
+            .any(|tokens| tokens.iter().map(Lexeme::word).eq(part.iter().map(|w| Some(*w))))
     };
     let (part, why) = PARTS.iter().find(|(part, _)| holds(part))?;
     Some((part.join(" ").to_uppercase(), (*why).to_owned()))

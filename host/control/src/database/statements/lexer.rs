@@ -8,7 +8,7 @@ use oncebox_model::problem::Problem;
 
 /// A part of a statement, as far as the checks need it. Comments and spaces are not tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Token {
+pub(super) enum Lexeme {
     /// A keyword or an unquoted name, in lower case.
     Word(String),
     /// A quoted name, a text, a number or a parameter.
@@ -24,7 +24,7 @@ pub(crate) struct Statement {
     pub(crate) text: String,
     /// Line of its first token, from 1.
     pub(crate) line: usize,
-    pub(super) tokens: Vec<Token>,
+    pub(super) tokens: Vec<Lexeme>,
 }
 
 /// Returns the statements of a text, in order, without empty ones.
@@ -39,7 +39,7 @@ pub(super) fn split(text: &str) -> Result<Vec<Statement>, Problem> {
         open.close(text, counted.1)
     };
     while let Some((from, token)) = lexer.next()? {
-        if token == Token::Symbol(';') && open.is_outside() {
+        if token == Lexeme::Symbol(';') && open.is_outside() {
             statements.extend(close(std::mem::take(&mut open)));
         } else {
             open.push(from, lexer.at, token);
@@ -54,7 +54,7 @@ pub(super) fn split(text: &str) -> Result<Vec<Statement>, Problem> {
 struct Open {
     from: usize,
     to: usize,
-    tokens: Vec<Token>,
+    tokens: Vec<Lexeme>,
     parentheses: usize,
     /// Depth of `BEGIN … END` and `CASE … END` in the body of a routine.
     blocks: usize,
@@ -65,15 +65,15 @@ impl Open {
         self.parentheses == 0 && self.blocks == 0
     }
 
-    fn push(&mut self, from: usize, to: usize, token: Token) {
+    fn push(&mut self, from: usize, to: usize, token: Lexeme) {
         if self.tokens.is_empty() {
             self.from = from;
         }
         self.to = to;
         match &token {
-            Token::Symbol('(') => self.parentheses += 1,
-            Token::Symbol(')') => self.parentheses = self.parentheses.saturating_sub(1),
-            Token::Word(word) if self.is_routine() => match word.as_str() {
+            Lexeme::Symbol('(') => self.parentheses += 1,
+            Lexeme::Symbol(')') => self.parentheses = self.parentheses.saturating_sub(1),
+            Lexeme::Word(word) if self.is_routine() => match word.as_str() {
                 "begin" => self.blocks += 1,
                 "case" if self.blocks > 0 => self.blocks += 1,
                 "end" => self.blocks = self.blocks.saturating_sub(1),
@@ -85,7 +85,7 @@ impl Open {
     }
 
     fn is_routine(&self) -> bool {
-        let words: Vec<_> = self.tokens.iter().take(4).map_while(Token::word).collect();
+        let words: Vec<_> = self.tokens.iter().take(4).map_while(Lexeme::word).collect();
         let words = words.strip_prefix(&["create"]).unwrap_or_default();
         matches!(
             words.strip_prefix(&["or", "replace"]).unwrap_or(words),
@@ -99,7 +99,7 @@ impl Open {
     }
 }
 
-impl Token {
+impl Lexeme {
     /// Returns the word of a word token.
     pub(super) fn word(&self) -> Option<&str> {
         match self {
@@ -116,7 +116,7 @@ struct Lexer<'a> {
 
 impl Lexer<'_> {
     /// Reads the next token, and returns it with its offset.
-    fn next(&mut self) -> Result<Option<(usize, Token)>, Problem> {
+    fn next(&mut self) -> Result<Option<(usize, Lexeme)>, Problem> {
         self.skip_blank()?;
         let from = self.at;
         let Some(first) = self.peek() else { return Ok(None) };
@@ -128,7 +128,7 @@ impl Lexer<'_> {
             c if begins_word(c) => self.word()?,
             c => {
                 self.at += c.len_utf8();
-                Token::Symbol(c)
+                Lexeme::Symbol(c)
             }
         };
         Ok(Some((from, token)))
@@ -157,10 +157,10 @@ impl Lexer<'_> {
         }
     }
 
-    fn while_in(&mut self, is_in: impl Fn(char) -> bool) -> Token {
+    fn while_in(&mut self, is_in: impl Fn(char) -> bool) -> Lexeme {
         let rest = self.rest();
         self.at += rest.find(|c| !is_in(c)).unwrap_or(rest.len());
-        Token::Other
+        Lexeme::Other
     }
 
     /// Skips a block comment, in which comments may be nested.
@@ -183,7 +183,7 @@ impl Lexer<'_> {
 
     /// Reads a quoted text or name. Two quotes stand for one, and with escapes a backslash hides
     /// the next character.
-    fn quoted(&mut self, quote: char, escapes: bool) -> Result<Token, Problem> {
+    fn quoted(&mut self, quote: char, escapes: bool) -> Result<Lexeme, Problem> {
         let from = self.at;
         self.at += 1;
         loop {
@@ -195,7 +195,7 @@ impl Lexer<'_> {
                 if self.peek() == Some(quote) {
                     self.at += 1;
                 } else if !(quote == '\'' && self.goes_on()) {
-                    return Ok(Token::Other);
+                    return Ok(Lexeme::Other);
                 }
             }
         }
@@ -230,18 +230,18 @@ impl Lexer<'_> {
         sound.then(|| &self.rest()[..tag.len() + 2])
     }
 
-    fn dollar_quoted(&mut self) -> Result<Token, Problem> {
+    fn dollar_quoted(&mut self) -> Result<Lexeme, Problem> {
         let from = self.at;
-        let Some(tag) = self.dollar_tag() else { return Ok(Token::Other) };
+        let Some(tag) = self.dollar_tag() else { return Ok(Lexeme::Other) };
         let length = tag.len();
         let end = self.rest()[length..]
             .find(tag)
             .ok_or_else(|| self.endless("a text between dollars", from))?;
         self.at += end + 2 * length;
-        Ok(Token::Other)
+        Ok(Lexeme::Other)
     }
 
-    fn word(&mut self) -> Result<Token, Problem> {
+    fn word(&mut self) -> Result<Lexeme, Problem> {
         let from = self.at;
         self.while_in(goes_on_word);
         let word = self.text[from..self.at].to_ascii_lowercase();
@@ -253,7 +253,7 @@ impl Lexer<'_> {
                 self.at += 1;
                 self.quoted(quote, false)
             }
-            _ => Ok(Token::Word(word)),
+            _ => Ok(Lexeme::Word(word)),
         }
     }
 
