@@ -46,7 +46,7 @@ impl ConsumerInbox {
     /// # Errors
     ///
     /// Fails where the host's database does.
-    pub async fn uncopied(&self, topic: &str) -> Result<Vec<DeadLetter>, InboxError> {
+    pub async fn pending(&self, topic: &str) -> Result<Vec<DeadLetter>, InboxError> {
         const TAKE: &str = "INSERT INTO oncebox.copying AS c (consumer_id, owner, until) VALUES \
             ($1, $2, now() + $3 * interval '1 second') \
             ON CONFLICT (consumer_id) DO UPDATE SET owner = excluded.owner, until = excluded.until \
@@ -66,11 +66,11 @@ impl ConsumerInbox {
             sqlx::query(TAKE).bind(self.consumer_id).bind(&self.owner).bind(TURN.as_secs() as i64);
         match take.execute(self.sessions.admin()).await?.rows_affected() {
             0 => Ok(Vec::new()),
-            _ => self.letters(topic).await,
+            _ => self.dead_letters(topic).await,
         }
     }
 
-    async fn letters(&self, topic: &str) -> Result<Vec<DeadLetter>, InboxError> {
+    async fn dead_letters(&self, topic: &str) -> Result<Vec<DeadLetter>, InboxError> {
         const UNCOPIED: &str = "SELECT message_id, topic, partition, \"offset\", \
             record_timestamp_ms, key, headers, payload, event_type, \
                 status, reason, last_error, attempts, processed_at \
@@ -138,7 +138,7 @@ impl ConsumerInbox {
     /// # Errors
     ///
     /// Fails where the host's database does.
-    pub async fn copied(&self, letters: &[&DeadLetter]) -> Result<(), InboxError> {
+    pub async fn copied(&self, dead_letters: &[&DeadLetter]) -> Result<(), InboxError> {
         const COPIED: &str = "UPDATE oncebox.inbox i SET copied_at = i.processed_at \
             FROM (SELECT x.message_id FROM oncebox.inbox x JOIN unnest($3::text[], \
             $4::timestamptz[]) AS c(id, at) \
@@ -146,8 +146,10 @@ impl ConsumerInbox {
                 WHERE x.consumer_id = $1 AND x.retention_class = $2 FOR UPDATE OF x SKIP LOCKED) l \
             WHERE i.consumer_id = $1 AND i.retention_class = $2 AND i.message_id = l.message_id";
         hooks::point("inbox:copied:before");
-        let (ids, times): (Vec<_>, Vec<_>) =
-            letters.iter().map(|letter| (letter.message_id.as_str(), letter.processed_at)).unzip();
+        let (ids, times): (Vec<_>, Vec<_>) = dead_letters
+            .iter()
+            .map(|letter| (letter.message_id.as_str(), letter.processed_at))
+            .unzip();
         let query = sqlx::query(COPIED)
             .bind(self.consumer_id)
             .bind(self.policy.retention.class())

@@ -188,7 +188,7 @@ impl Deployments<'_> {
     /// have no handler. Returns the deployment.
     ///
     /// # Errors
-    /// `Conflict` where it is not live, or where a canary needs it. `NotThereYet` where the
+    /// `Conflict` where it is not live, or where a canary needs it. `NotPropagated` where the
     /// tenant's own database does not know of the change yet.
     pub async fn end(
         &self,

@@ -31,7 +31,7 @@ impl Deployments<'_> {
     /// withdrawn version failed run again.
     ///
     /// # Errors
-    /// `NotFound` where there is no such consumer, or no version to return to. `NotThereYet` where
+    /// `NotFound` where there is no such consumer, or no version to return to. `NotPropagated` where
     /// the tenant's own database does not know of the change yet.
     pub async fn roll_back(
         &self,

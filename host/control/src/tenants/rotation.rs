@@ -36,7 +36,7 @@ impl Tenants<'_> {
     /// start of a connection. Returns the tenant.
     ///
     /// # Errors
-    /// `NotFound` where there is no such tenant. `NotThereYet` where the tenant's own database does
+    /// `NotFound` where there is no such tenant. `NotPropagated` where the tenant's own database does
     /// not know of the change yet.
     pub async fn rotate_credentials(&self, name: &str) -> Result<Tenant, InboxError> {
         let mut tx = self.0.pool.begin().await?;

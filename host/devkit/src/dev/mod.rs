@@ -100,12 +100,17 @@ pub async fn run(mut config: Config, args: DevOptions) -> Result<()> {
     let broker = start_broker(&mut config, &args)?;
     let admin = config.admin()?;
     let api = local_api(&config, admin.clone())?;
-    let stage =
-        Stage { config: &config, args: &args, admin: &admin, api: &api, broker: broker.as_ref() };
+    let session = DevSession {
+        config: &config,
+        args: &args,
+        admin: &admin,
+        api: &api,
+        broker: broker.as_ref(),
+    };
     let prepared = tokio::select! {
         biased;
         () = stop.cancelled() => None,
-        prepared = stage.prepare(&mut files, tables, &mut start) => Some(prepared?),
+        prepared = session.prepare(&mut files, tables, &mut start) => Some(prepared?),
     };
     let Some(PreparedDev { topic, event_type, schema }) = prepared else {
         println!("stopped before it was up");
@@ -142,7 +147,7 @@ fn choose_ports(config: &mut Config) -> Result<()> {
 }
 
 /// The services on which a run is prepared.
-struct Stage<'a> {
+struct DevSession<'a> {
     config: &'a Config,
     args: &'a DevOptions,
     admin: &'a Control,
@@ -159,7 +164,7 @@ struct PreparedDev {
     schema: Schema,
 }
 
-impl Stage<'_> {
+impl DevSession<'_> {
     /// Brings the database up to date, makes the parts that no earlier run made, and deploys.
     async fn prepare(
         &self,

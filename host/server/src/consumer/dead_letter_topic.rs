@@ -68,14 +68,14 @@ async fn copy_all(
         place = COPYING.acquire() => place?,
         () = stop.cancelled() => return Ok(()),
     };
-    let mut letters = inbox.uncopied(topic).await?;
-    if letters.is_empty() {
+    let mut dead_letters = inbox.pending(topic).await?;
+    if dead_letters.is_empty() {
         return Ok(());
     }
     let producer = Producer::new(config)?;
     let mut answer = Ok(());
-    while !letters.is_empty() && !stop.is_cancelled() && answer.is_ok() {
-        let sent = send(&producer, topic, &letters).await;
+    while !dead_letters.is_empty() && !stop.is_cancelled() && answer.is_ok() {
+        let sent = send(&producer, topic, &dead_letters).await;
         inbox.copied(&sent.done).await?;
         copied.increment(sent.copied);
         for (letter, error) in &sent.refused {
@@ -84,7 +84,7 @@ async fn copy_all(
                 of a dead letter; it has none");
         }
         answer = sent.failure.map_or(Ok(()), |error| Err(error.into()));
-        letters = inbox.uncopied(topic).await?;
+        dead_letters = inbox.pending(topic).await?;
     }
     // Dropping a producer waits for its threads.
     tokio::task::spawn_blocking(move || drop(producer));
@@ -96,19 +96,21 @@ async fn copy_all(
 struct Sent<'a> {
     /// Letters that need no further try.
     done: Vec<&'a DeadLetter>,
-    /// Number of letters in `done` that the brokers have accepted.
+    /// Number of dead letters in `done` that the brokers have accepted.
     copied: u64,
     /// Letters in `done` that the brokers refuse in any form.
     refused: Vec<(&'a DeadLetter, ProduceError)>,
-    /// The reason that the other letters were not sent.
+    /// The reason that the other dead letters were not sent.
     failure: Option<ProduceError>,
 }
 
-async fn send<'a>(producer: &Producer, topic: &str, letters: &'a [DeadLetter]) -> Sent<'a> {
-    let (copies, letters): (Vec<_>, Vec<_>) = letters.iter().partition(|letter| letter.is_copy);
-    let records: Vec<_> = letters.iter().copied().map(record).collect();
+async fn send<'a>(producer: &Producer, topic: &str, dead_letters: &'a [DeadLetter]) -> Sent<'a> {
+    let (copies, dead_letters): (Vec<_>, Vec<_>) =
+        dead_letters.iter().partition(|letter| letter.is_copy);
+    let records: Vec<_> = dead_letters.iter().copied().map(record).collect();
     let mut all = Sent { done: copies, ..Sent::default() };
-    for (letter, mut sent) in letters.iter().copied().zip(producer.send(topic, &records).await) {
+    for (letter, mut sent) in dead_letters.iter().copied().zip(producer.send(topic, &records).await)
+    {
         if sent == Err(ProduceError::TooLarge) {
             // Another record of its batch may have been too large.
             sent = alone(producer, topic, &record(letter)).await;

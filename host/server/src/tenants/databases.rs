@@ -40,22 +40,22 @@ struct KnownDatabase {
 
 /// A finished check: the tenant with the state it had to bring there, whether it was a full
 /// preparation, and its result.
-type Looked = (SourceVersion, bool, Result<(), InboxError>);
+type CheckedDatabase = (SourceVersion, bool, Result<(), InboxError>);
 
 /// Keeps the tenants' databases up to date until aborted. Another host's next check repeats work
 /// that was interrupted.
 pub(crate) async fn keep(admin: Control) {
     let mut known: HashMap<String, KnownDatabase> = HashMap::new();
-    let mut looks: JoinSet<Looked> = JoinSet::new();
+    let mut checks: JoinSet<CheckedDatabase> = JoinSet::new();
     let at_once = Arc::new(Semaphore::new(AT_ONCE));
     loop {
         match admin.tenant_databases().dedicated_tenants().await {
-            Ok(drifts) => begin(&admin, &mut known, &mut looks, &at_once, drifts),
+            Ok(dedicated) => begin(&admin, &mut known, &mut checks, &at_once, dedicated),
             Err(error) => tracing::debug!(%error, "the tenants' own databases are not known"),
         }
         let poll = Instant::now() + POLL;
-        while let Ok(Some(looked)) = tokio::time::timeout_at(poll, looks.join_next()).await {
-            end(&mut known, looked);
+        while let Ok(Some(checked)) = tokio::time::timeout_at(poll, checks.join_next()).await {
+            end(&mut known, checked);
         }
         tokio::time::sleep_until(poll).await;
     }
@@ -65,25 +65,25 @@ pub(crate) async fn keep(admin: Control) {
 fn begin(
     admin: &Control,
     known: &mut HashMap<String, KnownDatabase>,
-    looks: &mut JoinSet<Looked>,
+    checks: &mut JoinSet<CheckedDatabase>,
     at_once: &Arc<Semaphore>,
-    drifts: Vec<SourceVersion>,
+    dedicated: Vec<SourceVersion>,
 ) {
     let now = Instant::now();
-    known.retain(|tenant, _| drifts.iter().any(|drift| drift.tenant == *tenant));
-    for drift in drifts {
-        let of = known.entry(drift.tenant.clone()).or_insert_with(|| KnownDatabase::new(now));
-        let has_changed = of.failures == 0 && of.state != drift.state;
+    known.retain(|tenant, _| dedicated.iter().any(|source| source.tenant == *tenant));
+    for source in dedicated {
+        let of = known.entry(source.tenant.clone()).or_insert_with(|| KnownDatabase::new(now));
+        let has_changed = of.failures == 0 && of.state != source.state;
         if of.is_busy || (!has_changed && of.look_due > now) {
             continue;
         }
         of.is_busy = true;
         let from_the_ground = of.prepare_due <= now;
         let (admin, at_once) = (admin.clone(), at_once.clone());
-        looks.spawn(async move {
+        checks.spawn(async move {
             let _permit = at_once.acquire_owned().await;
-            let looked = look(&admin, &drift.tenant, from_the_ground).await;
-            (drift, from_the_ground, looked)
+            let checked = look(&admin, &source.tenant, from_the_ground).await;
+            (source, from_the_ground, checked)
         });
     }
 }
@@ -101,23 +101,23 @@ async fn look(admin: &Control, tenant: &str, from_the_ground: bool) -> Result<()
     }
 }
 
-fn end(known: &mut HashMap<String, KnownDatabase>, looked: Result<Looked, JoinError>) {
-    let (drift, from_the_ground, looked) = match looked {
-        Ok(looked) => looked,
+fn end(known: &mut HashMap<String, KnownDatabase>, checked: Result<CheckedDatabase, JoinError>) {
+    let (source, from_the_ground, checked) = match checked {
+        Ok(checked) => checked,
         Err(error) => {
-            // A bug of ours. Nobody is known any more, so everybody is looked at anew.
+            // A bug of ours. No database counts as known any more, so all are checked again.
             tracing::error!(%error, "a look at a tenant's own database did not come to its end");
             return known.clear();
         }
     };
-    let Some(of) = known.get_mut(&drift.tenant) else { return };
+    let Some(of) = known.get_mut(&source.tenant) else { return };
     of.is_busy = false;
-    let is_there = looked.is_ok();
-    metrics::gauge!("oncebox_tenant_database_up", "tenant" => drift.tenant.clone())
+    let is_there = checked.is_ok();
+    metrics::gauge!("oncebox_tenant_database_up", "tenant" => source.tenant.clone())
         .set(if is_there { 1.0 } else { 0.0 });
-    match looked {
-        Ok(()) => of.succeeded(drift, from_the_ground),
-        Err(error) => of.failed(&drift.tenant, &error.into()),
+    match checked {
+        Ok(()) => of.succeeded(source, from_the_ground),
+        Err(error) => of.failed(&source.tenant, &error.into()),
     }
 }
 
@@ -126,12 +126,12 @@ impl KnownDatabase {
         Self { state: String::new(), look_due: now, prepare_due: now, failures: 0, is_busy: false }
     }
 
-    fn succeeded(&mut self, drift: SourceVersion, from_the_ground: bool) {
+    fn succeeded(&mut self, source: SourceVersion, from_the_ground: bool) {
         if self.failures > 0 {
-            tracing::info!(tenant = drift.tenant, "the tenant's own database is in order again");
+            tracing::info!(tenant = source.tenant, "the tenant's own database is in order again");
         }
         let now = Instant::now();
-        (self.state, self.failures, self.look_due) = (drift.state, 0, now + LOOK);
+        (self.state, self.failures, self.look_due) = (source.state, 0, now + LOOK);
         if from_the_ground {
             self.prepare_due = now + PREPARE;
         }
@@ -147,7 +147,7 @@ impl KnownDatabase {
             tracing::warn!(
                 tenant,
                 error,
-                "the tenant's own database is not in order; it is looked at again and again"
+                "the tenant's own database is not in order; it is checked at again and again"
             );
         } else {
             tracing::debug!(

@@ -31,7 +31,7 @@ const CLOSE: Duration = Duration::from_secs(20);
 const LEAVE: Duration = Duration::from_secs(2);
 /// Pause between two questions to a database that is out of reach. Also the pause between two such
 /// checks of a consumer that never closes.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const RECHECK: Duration = Duration::from_secs(1);
 /// Time for which an opening holds its permit when there are records to read. A host that returns
 /// to many busy consumers starts 32 of them a second.
 const HOLD_EAGER: Duration = Duration::from_millis(250);
@@ -111,7 +111,7 @@ impl IdleTask {
         let _counted = GaugeGuard::new("cut_off");
         let back = async {
             while !self.database.answers().await {
-                tokio::time::sleep(LOOK_AGAIN).await;
+                tokio::time::sleep(RECHECK).await;
             }
         };
         tokio::select! {
@@ -237,7 +237,7 @@ impl IdleTask {
             let step = if permit.is_some() {
                 Duration::from_millis(25)
             } else {
-                quiet.step().min(LOOK_AGAIN)
+                quiet.step().min(RECHECK)
             };
             tokio::select! {
                 biased;
@@ -287,7 +287,7 @@ impl IdleTask {
                         biased;
                         () = asked(self.drain.clone()) => return Ok(self.drain_now(&handle).await),
                         ended = handle.join() => return Err(ended.err().unwrap_or(ConsumerError::Panicked)),
-                        () = tokio::time::sleep(LOOK_AGAIN) => {}
+                        () = tokio::time::sleep(RECHECK) => {}
                     }
                 }
             }
