@@ -9,9 +9,10 @@ use utoipa::ToSchema;
 
 use crate::{
     auth::Caller,
+    bulk::check_reason,
     error::ApiError,
     extract::{Json as Body, Path},
-    inbox::{InboxDetailWire, check_reason},
+    inbox::InboxDetailBody,
 };
 
 /// The new payload of a dead letter: one of `payload` and `payload_base64`.
@@ -38,12 +39,12 @@ pub struct NewEdit {
 /// compared with the payload that was first received, and is a duplicate.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/edit", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("message_id" = String, Path)), request_body = NewEdit,
-    responses((status = 200, body = InboxDetailWire)), extensions(("x-role" = json!("operator"))))]
+    responses((status = 200, body = InboxDetailBody)), extensions(("x-role" = json!("operator"))))]
 pub(crate) async fn edit(
     caller: Caller,
     Path((tenant, consumer, message_id)): Path<(String, String, String)>,
     Body(new): Body<NewEdit>,
-) -> Result<Json<InboxDetailWire>, ApiError> {
+) -> Result<Json<InboxDetailBody>, ApiError> {
     let NewEdit { reason, payload, payload_base64, as_of } = new;
     check_reason(&reason)?;
     let payload = match (payload, payload_base64) {
@@ -61,5 +62,5 @@ pub(crate) async fn edit(
         .edit_message(&tenant, &consumer, &message_id, &Edit { payload, reason, as_of })
         .await?;
     let detail = caller.admin.messages().inbox_show(&tenant, &consumer, &message_id).await?;
-    Ok(Json(InboxDetailWire::new(detail, false)))
+    Ok(Json(InboxDetailBody::new(detail, false)))
 }

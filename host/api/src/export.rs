@@ -8,7 +8,7 @@ use crate::{
     auth::Caller,
     error::ApiError,
     extract::{Path, Query},
-    inbox::{HistoryEventWire, InboxDetailWire, filter},
+    inbox::{HistoryEventBody, InboxDetailBody, filter},
 };
 
 /// A message with its history.
@@ -16,9 +16,9 @@ use crate::{
 pub struct InboxExport {
     /// The message; key, headers and payload where they are requested and kept.
     #[serde(flatten)]
-    pub message: InboxDetailWire,
+    pub message: InboxDetailBody,
     /// Failed runs and actions of operators, in order; the newest 200.
-    pub history: Vec<HistoryEventWire>,
+    pub history: Vec<HistoryEventBody>,
 }
 
 /// Export messages, newest first
@@ -58,7 +58,7 @@ pub(crate) async fn export(
     let exported =
         caller.admin.messages().inbox_export(&tenant, &consumer, &filter, with_record).await?;
     let wire = |e: oncebox_control::Exported| InboxExport {
-        message: InboxDetailWire::new(e.detail, with_record),
+        message: InboxDetailBody::new(e.detail, with_record),
         history: e.history.into_iter().map(Into::into).collect(),
     };
     Ok(Json(exported.into_iter().map(wire).collect()))

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use chrono::{DateTime, Utc};
-use oncebox_control::{Action, Cursor, Filter};
+use oncebox_control::{Cursor, Filter};
 use oncebox_model::MessageStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -11,13 +11,13 @@ use utoipa::ToSchema;
 use crate::{
     auth::Caller,
     error::ApiError,
-    extract::{Json as Body, Path, Query},
+    extract::{Path, Query},
 };
 
 /// A message in the inbox, without its payload.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = InboxRow)]
-pub struct InboxRowWire {
+pub struct InboxRowBody {
     /// Name of the tenant.
     pub tenant: String,
     /// Name of the consumer.
@@ -67,7 +67,7 @@ pub struct InboxRowWire {
     pub processed_at: Option<DateTime<Utc>>,
 }
 
-impl From<oncebox_control::InboxRow> for InboxRowWire {
+impl From<oncebox_control::InboxRow> for InboxRowBody {
     fn from(row: oncebox_control::InboxRow) -> Self {
         Self {
             tenant: row.tenant,
@@ -101,10 +101,10 @@ impl From<oncebox_control::InboxRow> for InboxRowWire {
 /// and hexadecimal digits.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = InboxDetail)]
-pub struct InboxDetailWire {
+pub struct InboxDetailBody {
     /// The message.
     #[serde(flatten)]
-    pub row: InboxRowWire,
+    pub row: InboxRowBody,
     /// Key of the record.
     pub key: Option<String>,
     /// Headers: names and values. Null where they are not requested.
@@ -120,16 +120,16 @@ fn text(bytes: &[u8]) -> String {
 /// The history of a message, its obstacles, and the possible actions.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = MessageHistory)]
-pub struct MessageHistoryWire {
+pub struct MessageHistoryBody {
     /// The message.
-    pub message: InboxRowWire,
+    pub message: InboxRowBody,
     /// Ordering key; bytes that are not text are `0x` and hexadecimal digits.
     pub ordering_key: Option<String>,
     /// Failed runs and actions of operators, in order; the last 200.
-    pub history: Vec<HistoryEventWire>,
+    pub history: Vec<HistoryEventBody>,
     /// Open message of its key that it waits for.
     #[serde(rename = "behind")]
-    pub blocked_by: Option<BlockedByWire>,
+    pub blocked_by: Option<BlockedByBody>,
     /// Version of the aggregate that the message creates, where the consumer guards the sequence.
     pub aggregate_version: Option<i64>,
     /// Present version of the aggregate.
@@ -145,7 +145,7 @@ pub struct MessageHistoryWire {
 /// An event in the history of a message.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = HistoryEvent)]
-pub struct HistoryEventWire {
+pub struct HistoryEventBody {
     /// Time of the event.
     pub at: DateTime<Utc>,
     /// Kind: `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `edited` or
@@ -166,7 +166,7 @@ pub struct HistoryEventWire {
 /// A message that holds back others.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = BlockedBy)]
-pub struct BlockedByWire {
+pub struct BlockedByBody {
     /// Message id.
     pub message_id: String,
     /// State.
@@ -176,7 +176,7 @@ pub struct BlockedByWire {
     pub reason: Option<String>,
 }
 
-impl From<oncebox_control::HistoryEvent> for HistoryEventWire {
+impl From<oncebox_control::HistoryEvent> for HistoryEventBody {
     fn from(e: oncebox_control::HistoryEvent) -> Self {
         Self {
             at: e.at,
@@ -190,9 +190,9 @@ impl From<oncebox_control::HistoryEvent> for HistoryEventWire {
     }
 }
 
-impl From<oncebox_control::MessageHistory> for MessageHistoryWire {
+impl From<oncebox_control::MessageHistory> for MessageHistoryBody {
     fn from(message: oncebox_control::MessageHistory) -> Self {
-        let blocked_by = |b: oncebox_control::BlockedBy| BlockedByWire {
+        let blocked_by = |b: oncebox_control::BlockedBy| BlockedByBody {
             message_id: b.message_id,
             status: b.status,
             reason: b.reason,
@@ -234,12 +234,12 @@ impl From<oncebox_control::MessageHistory> for MessageHistoryWire {
         ("after" = Option<String>, Query, description = "Only messages after this cursor"),
         ("limit" = Option<i64>, Query, description = "At most this many, 1 to 1,000; by default \
             50")),
-    responses((status = 200, body = Vec<InboxRowWire>)), extensions(("x-role" = json!("viewer"))))]
+    responses((status = 200, body = Vec<InboxRowBody>)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn list(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
     mut query: Query,
-) -> Result<Json<Vec<InboxRowWire>>, ApiError> {
+) -> Result<Json<Vec<InboxRowBody>>, ApiError> {
     let filter = Filter {
         tenant: Some(tenant.clone()),
         consumer: Some(consumer.clone()),
@@ -376,141 +376,9 @@ pub struct InboxFilter {
     pub until: Option<DateTime<Utc>>,
 }
 
-/// An action on messages, with its reason.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = BulkAction)]
-pub struct BulkActionWire {
-    /// Reason, 1 to 1,000 characters, kept with each message and in the audit log.
-    pub reason: String,
-    /// Filter of the messages.
-    #[serde(default)]
-    pub filter: InboxFilter,
-    /// Ids of the messages, at most 1,000; empty for all that the filter finds.
-    #[serde(default)]
-    pub message_ids: Vec<String>,
-    /// Time at which a message must have been in the inbox, or a dead letter, already. A request
-    /// that is repeated until nothing is left carries the value of the first answer. By default the
-    /// present.
-    #[serde(default)]
-    pub as_of: Option<DateTime<Utc>>,
-    /// Largest number of messages of this request; 0 only counts, and changes nothing. By default
-    /// 1,000, which is the maximum.
-    #[serde(default = "bulk_limit")]
-    pub limit: u32,
-}
-
-/// Largest number of messages of a request.
-const BULK_MAX: u32 = 1_000;
-
-fn bulk_limit() -> u32 {
-    BULK_MAX
-}
-
-/// The result of an action on messages.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[schema(as = BulkResult)]
-pub struct BulkResultWire {
-    /// Number of changed messages.
-    pub changed: i64,
-    /// Number of messages that are still to be changed, counted up to 100,000. Hosts may be running
-    /// some of them.
-    pub left: i64,
-    /// `as_of` of the next request.
-    pub as_of: DateTime<Utc>,
-}
-
-/// Run dead letters again
-///
-/// They keep their ids, headers and attempts, and get a new budget of runs. With order by key they
-/// wait for earlier messages of their key. A repeated request runs them once. A message whose
-/// record the policy did not keep, or that was never decoded, cannot run again.
-#[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/redrive", tag = "inbox",
-    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = BulkActionWire,
-    responses((status = 200, body = BulkResultWire)), extensions(("x-role" = json!("operator"))))]
-pub(crate) async fn redrive(
-    caller: Caller,
-    Path((tenant, consumer)): Path<(String, String)>,
-    Body(bulk): Body<BulkActionWire>,
-) -> Result<Json<BulkResultWire>, ApiError> {
-    apply(&caller, &tenant, &consumer, Action::Redrive, bulk).await
-}
-
-/// Discard messages
-///
-/// A discarded message never runs, and its row stays. Messages of its key that wait behind it are
-/// due.
-#[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/discard", tag = "inbox",
-    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = BulkActionWire,
-    responses((status = 200, body = BulkResultWire)), extensions(("x-role" = json!("operator"))))]
-pub(crate) async fn discard(
-    caller: Caller,
-    Path((tenant, consumer)): Path<(String, String)>,
-    Body(bulk): Body<BulkActionWire>,
-) -> Result<Json<BulkResultWire>, ApiError> {
-    apply(&caller, &tenant, &consumer, Action::Discard, bulk).await
-}
-
-/// Run messages now that wait for their next attempt
-#[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/retry", tag = "inbox",
-    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = BulkActionWire,
-    responses((status = 200, body = BulkResultWire)), extensions(("x-role" = json!("operator"))))]
-pub(crate) async fn retry(
-    caller: Caller,
-    Path((tenant, consumer)): Path<(String, String)>,
-    Body(bulk): Body<BulkActionWire>,
-) -> Result<Json<BulkResultWire>, ApiError> {
-    apply(&caller, &tenant, &consumer, Action::Retry, bulk).await
-}
-
-/// Checks the reason that a change of messages must give.
-pub(crate) fn check_reason(reason: &str) -> Result<(), ApiError> {
-    match reason.trim().is_empty() || reason.chars().count() > 1_000 {
-        true => Err(ApiError::invalid("`reason` must say why, in 1 to 1,000 characters")),
-        false => Ok(()),
-    }
-}
-
-async fn apply(
-    caller: &Caller,
-    tenant: &str,
-    consumer: &str,
-    action: Action,
-    bulk: BulkActionWire,
-) -> Result<Json<BulkResultWire>, ApiError> {
-    let BulkActionWire { reason, filter, message_ids, as_of, limit } = bulk;
-    check_reason(&reason)?;
-    if limit > BULK_MAX || message_ids.len() > BULK_MAX as usize {
-        return Err(ApiError::invalid(format!(
-            "`limit` and the number of `message_ids` must be at most {BULK_MAX}"
-        )));
-    }
-    let known = |name: String| {
-        name.parse().map_err(|_| {
-            let names = MessageStatus::NAMES.join(", ");
-            ApiError::invalid(format!("`filter.status` is `{name}`; use {names}"))
-        })
-    };
-    let filter = Filter {
-        status: filter.status.map(known).transpose()?,
-        reason: filter.reason,
-        event_type: filter.event_type,
-        ordering_keys: filter.key.map(keys).unwrap_or_default(),
-        error: filter.error,
-        version: filter.version,
-        since: filter.since,
-        until: filter.until,
-        ..Filter::default()
-    };
-    let bulk = oncebox_control::BulkAction { action, filter, message_ids, reason, as_of, limit };
-    let oncebox_control::BulkResult { changed, left, as_of } =
-        caller.admin.messages().act_on_messages(tenant, consumer, &bulk).await?;
-    Ok(Json(BulkResultWire { changed, left, as_of }))
-}
-
 /// Returns the keys that [`text`] may show like this: the decoded digits, if any, and the text
 /// itself.
-fn keys(shown: String) -> Vec<Vec<u8>> {
+pub(crate) fn keys(shown: String) -> Vec<Vec<u8>> {
     let bytes = shown.strip_prefix("0x").and_then(|digits| hex::decode(digits).ok());
     bytes.into_iter().chain([shown.into_bytes()]).collect()
 }
@@ -520,19 +388,19 @@ fn keys(shown: String) -> Vec<Vec<u8>> {
     params(("tenant" = String, Path), ("consumer" = String, Path), ("message_id" = String, Path),
         ("payload" = Option<bool>, Query, description = "Also key, headers and payload, where the \
             policy keeps them")),
-    responses((status = 200, body = InboxDetailWire)), extensions(("x-role" = json!("viewer"))))]
+    responses((status = 200, body = InboxDetailBody)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn show(
     caller: Caller,
     Path((tenant, consumer, message_id)): Path<(String, String, String)>,
     mut query: Query,
-) -> Result<Json<InboxDetailWire>, ApiError> {
+) -> Result<Json<InboxDetailBody>, ApiError> {
     let with_record = query.flag("payload")?;
     query.end()?;
     let detail = caller.admin.messages().inbox_show(&tenant, &consumer, &message_id).await?;
-    Ok(Json(InboxDetailWire::new(detail, with_record)))
+    Ok(Json(InboxDetailBody::new(detail, with_record)))
 }
 
-impl InboxDetailWire {
+impl InboxDetailBody {
     pub(crate) fn new(detail: oncebox_control::InboxDetail, with_record: bool) -> Self {
         let shown = |bytes: Option<&[u8]>| bytes.filter(|_| with_record).map(text);
         Self {
@@ -552,12 +420,12 @@ impl InboxDetailWire {
 /// step, and commands for that.
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/history", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("message_id" = String, Path)),
-    responses((status = 200, body = MessageHistoryWire)), extensions(("x-role" = json!("viewer"))))]
+    responses((status = 200, body = MessageHistoryBody)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn history(
     caller: Caller,
     Path((tenant, consumer, message_id)): Path<(String, String, String)>,
     query: Query,
-) -> Result<Json<MessageHistoryWire>, ApiError> {
+) -> Result<Json<MessageHistoryBody>, ApiError> {
     query.end()?;
     Ok(Json(caller.admin.messages().message_history(&tenant, &consumer, &message_id).await?.into()))
 }

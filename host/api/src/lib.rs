@@ -5,6 +5,7 @@
 mod audit;
 mod auth;
 mod brokers;
+mod bulk;
 mod changes;
 mod components;
 mod connections;

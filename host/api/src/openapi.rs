@@ -15,8 +15,8 @@ use utoipa::{
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
-    Api, audit, auth::ROLE_KEY, changes, consumer_changes, consumers, deployments, doctor, edit,
-    error::ProblemDetails, export, handlers, hosts, inbox, migrations, seek, shadows,
+    Api, audit, auth::ROLE_KEY, bulk, changes, consumer_changes, consumers, deployments, doctor,
+    edit, error::ProblemDetails, export, handlers, hosts, inbox, migrations, seek, shadows,
     tenant_changes, tenants, tokens, versions, whoami,
 };
 
@@ -57,9 +57,9 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(inbox::backlog))
         .routes(routes!(export::export))
         .routes(routes!(edit::edit))
-        .routes(routes!(inbox::redrive))
-        .routes(routes!(inbox::discard))
-        .routes(routes!(inbox::retry))
+        .routes(routes!(bulk::redrive))
+        .routes(routes!(bulk::discard))
+        .routes(routes!(bulk::retry))
         .routes(routes!(tokens::list, tokens::create))
         .routes(routes!(tokens::revoke))
         .routes(routes!(tokens::list_of_tenant, tokens::create_of_tenant))

@@ -2,6 +2,7 @@
 
 pub use crate::{
     audit::AuditEntryBody,
+    bulk::{BulkActionBody, BulkResultBody},
     changes::{Ending, NewPercent, NewRollback, Promotion, RollbackBody},
     consumer_changes::{
         ConsequenceBody, NewPolicy, NothingMore, PolicyChangeBody, PolicyDifferenceBody,
@@ -20,8 +21,8 @@ pub use crate::{
     handlers::HandlerBody,
     hosts::{HostBody, HostFailing, HostProgressBody},
     inbox::{
-        BulkActionWire, BulkResultWire, HistoryEventWire, InboxAlert, InboxDetailWire, InboxFilter,
-        InboxOpen, InboxRowWire, InboxStats, MessageHistoryWire,
+        HistoryEventBody, InboxAlert, InboxDetailBody, InboxFilter, InboxOpen, InboxRowBody,
+        InboxStats, MessageHistoryBody,
     },
     migrations::{MigrationBody, NewMigrationBody},
     seek::{NewOffset, NewSeek, SeekEdge, SeekPartition, SeekPlan},

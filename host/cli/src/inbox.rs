@@ -10,7 +10,7 @@ use std::cmp::Ordering;
 use anyhow::{Result, bail};
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use clap::{Args, Subcommand};
-use oncebox_api::wire::{self, BulkActionWire, InboxDetailWire, InboxFilter, InboxRowWire};
+use oncebox_api::wire::{self, BulkActionBody, InboxDetailBody, InboxFilter, InboxRowBody};
 use oncebox_control::Cursor;
 use oncebox_devkit::{
     api::{Api, path, with_query},
@@ -170,7 +170,7 @@ impl std::str::FromStr for ListCursor {
 }
 
 impl ListCursor {
-    fn of(row: &InboxRowWire) -> Self {
+    fn of(row: &InboxRowBody) -> Self {
         Self {
             received_at: row.received_at,
             consumer: named(row),
@@ -190,7 +190,7 @@ impl ListCursor {
     }
 }
 
-fn named(row: &InboxRowWire) -> String {
+fn named(row: &InboxRowBody) -> String {
     format!("{}/{}", row.tenant, row.consumer)
 }
 
@@ -231,7 +231,7 @@ pub(super) async fn run(api: &Api, command: InboxCommand, as_json: bool) -> Resu
         }
         InboxCommand::Show { message_id, tenant, consumer, payload } => {
             let path = path(&["tenants", &tenant, "consumers", &consumer, "inbox", &message_id]);
-            let message: InboxDetailWire = api
+            let message: InboxDetailBody = api
                 .get(&with_query(&path, &[("payload", payload.then(|| "true".to_owned()))]))
                 .await?;
             show(&message, as_json)
@@ -268,15 +268,15 @@ async fn consumers(
 }
 
 /// Returns the newest rows of several consumers.
-async fn rows(api: &Api, wanted: &Wanted) -> Result<Vec<InboxRowWire>> {
+async fn rows(api: &Api, wanted: &Wanted) -> Result<Vec<InboxRowBody>> {
     let consumers = consumers(api, &wanted.tenant, &wanted.consumer).await?;
-    let mut rows: Vec<InboxRowWire> = Vec::new();
+    let mut rows: Vec<InboxRowBody> = Vec::new();
     for (tenant, consumer) in &consumers {
         let path = path(&["tenants", tenant, "consumers", consumer, "inbox"]);
         let after =
             wanted.after.as_ref().map(|after| after.within(&format!("{tenant}/{consumer}")));
         rows.extend(
-            api.get::<Vec<InboxRowWire>>(&with_query(
+            api.get::<Vec<InboxRowBody>>(&with_query(
                 &path,
                 &wanted.narrowed.query(after, wanted.limit),
             ))
@@ -309,14 +309,14 @@ async fn act(
         bail!("say which messages: by their ids, by an option such as `--reason`, or with `--all`");
     }
     let path = path(&["tenants", tenant, "consumers", consumer, action]);
-    let mut request = BulkActionWire {
+    let mut request = BulkActionBody {
         reason: because.clone(),
         filter,
         message_ids: message_ids.clone(),
         as_of: None,
         limit: if *dry_run { 0 } else { BATCH },
     };
-    let mut answer: wire::BulkResultWire = api.post(&path, &request).await?;
+    let mut answer: wire::BulkResultBody = api.post(&path, &request).await?;
     let mut changed = answer.changed;
     while !dry_run && answer.left > 0 && answer.changed > 0 {
         if !as_json {
@@ -379,7 +379,7 @@ impl Narrowed {
     }
 }
 
-fn cells(r: &InboxRowWire) -> Vec<String> {
+fn cells(r: &InboxRowBody) -> Vec<String> {
     vec![
         r.received_at.format("%F %T").to_string(),
         named(r),
@@ -391,7 +391,7 @@ fn cells(r: &InboxRowWire) -> Vec<String> {
     ]
 }
 
-fn list(rows: &[InboxRowWire], limit: i64) -> Result<()> {
+fn list(rows: &[InboxRowBody], limit: i64) -> Result<()> {
     output::table(
         &["RECEIVED", "CONSUMER", "MESSAGE", "EVENT TYPE", "STATUS", "ATTEMPTS", "REASON"],
         &rows.iter().map(cells).collect::<Vec<_>>(),
@@ -402,7 +402,7 @@ fn list(rows: &[InboxRowWire], limit: i64) -> Result<()> {
     Ok(())
 }
 
-fn show(message: &InboxDetailWire, as_json: bool) -> Result<()> {
+fn show(message: &InboxDetailBody, as_json: bool) -> Result<()> {
     let mut value = serde_json::to_value(message)?;
     if let (None, Some(object)) = (&message.headers, value.as_object_mut()) {
         // The request did not ask for them.

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
-use oncebox_api::wire::{HistoryEventWire, MessageHistoryWire};
+use oncebox_api::wire::{HistoryEventBody, MessageHistoryBody};
 use oncebox_devkit::{
     api::{Api, Refused, path},
     output,
@@ -33,7 +33,7 @@ pub(super) async fn run(api: &Api, args: WhyArgs, as_json: bool) -> Result<()> {
     for (tenant, consumer) in &asked {
         let path =
             path(&["tenants", tenant, "consumers", consumer, "inbox", &message_id, "history"]);
-        match api.get::<MessageHistoryWire>(&path).await {
+        match api.get::<MessageHistoryBody>(&path).await {
             Ok(history) => histories.push(history),
             Err(error)
                 if error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 404) => {
@@ -73,7 +73,7 @@ pub(super) async fn run(api: &Api, args: WhyArgs, as_json: bool) -> Result<()> {
     Ok(())
 }
 
-fn tell(message: &MessageHistoryWire) {
+fn tell(message: &MessageHistoryBody) {
     let row = &message.message;
     let reason = row.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
     println!("{} of {}/{} is {}{reason}", row.message_id, row.tenant, row.consumer, row.status);
@@ -111,8 +111,8 @@ fn tell(message: &MessageHistoryWire) {
     message.commands.iter().for_each(|command| println!("  $ {command}"));
 }
 
-fn happened(event: &HistoryEventWire) -> String {
-    let HistoryEventWire { attempt, reason, .. } = event;
+fn happened(event: &HistoryEventBody) -> String {
+    let HistoryEventBody { attempt, reason, .. } = event;
     let run = attempt
         .filter(|attempt| *attempt > 0)
         .map_or_else(String::new, |attempt| format!("run {attempt} "));

@@ -5,7 +5,7 @@ use std::{io::Read, path::PathBuf};
 use anyhow::{Context, Result};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use clap::Args;
-use oncebox_api::wire::{InboxDetailWire, NewEdit};
+use oncebox_api::wire::{InboxDetailBody, NewEdit};
 
 use super::{Api, output, path};
 
@@ -38,7 +38,7 @@ pub(super) async fn edit(api: &Api, wanted: EditArgs, as_json: bool) -> Result<(
     };
     let request = NewEdit { reason: because, payload, payload_base64, as_of: None };
     let path = path(&["tenants", &tenant, "consumers", &consumer, "inbox", &message_id, "edit"]);
-    let message: InboxDetailWire = api.post(&path, &request).await?;
+    let message: InboxDetailBody = api.post(&path, &request).await?;
     if as_json {
         return output::json(&message);
     }

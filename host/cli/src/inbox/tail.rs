@@ -12,7 +12,7 @@ use clap::Args;
 use oncebox_control::Cursor;
 use oncebox_devkit::terminal;
 
-use super::{Api, InboxRowWire, Narrowed, cells, consumers, moment, path, with_query};
+use super::{Api, InboxRowBody, Narrowed, cells, consumers, moment, path, with_query};
 
 /// Pause between two polls.
 const EVERY: Duration = Duration::from_secs(1);
@@ -93,7 +93,7 @@ impl Followed {
             Self { path, since: narrowed.since, narrowed, newest: None, seen: BTreeSet::new() };
         if followed.since.is_none() {
             // Messages that are there already were not requested.
-            let last: Vec<InboxRowWire> =
+            let last: Vec<InboxRowBody> =
                 api.get(&with_query(&followed.path, &followed.narrowed.query(None, 1))).await?;
             followed.newest = last.first().map(|row| row.received_at);
             followed.look(api).await?;
@@ -102,12 +102,12 @@ impl Followed {
     }
 
     /// Returns the messages that arrived since the last poll and were not seen.
-    async fn look(&mut self, api: &Api) -> Result<Vec<InboxRowWire>> {
+    async fn look(&mut self, api: &Api) -> Result<Vec<InboxRowBody>> {
         self.narrowed.since = self.newest.map(|newest| newest - LATE).max(self.since);
         let mut rows = Vec::new();
         let mut after = None;
         loop {
-            let page: Vec<InboxRowWire> =
+            let page: Vec<InboxRowBody> =
                 api.get(&with_query(&self.path, &self.narrowed.query(after, PAGE))).await?;
             let last = page.last().filter(|_| page.len() as i64 == PAGE);
             after = last.map(|row| Cursor {
