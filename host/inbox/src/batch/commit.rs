@@ -39,6 +39,13 @@ pub(crate) async fn commit(transaction: Transaction<'_>) -> Result<(), Abort> {
     Ok(())
 }
 
+/// Rolls a transaction back, and returns the abort that ended it. A transaction that is only dropped
+/// closes its connection.
+pub(crate) async fn rollback<T>(transaction: Transaction<'_>, abort: Abort) -> Result<T, Abort> {
+    transaction.rollback().await;
+    Err(abort)
+}
+
 /// Ends a transaction that holds one statement of the host and no claim to run. Commits it where
 /// the statement succeeded, and rolls it back where it failed.
 pub(crate) async fn commit_host<T>(

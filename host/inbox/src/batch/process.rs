@@ -25,7 +25,10 @@ use crate::{
     batch::{
         abort::Abort,
         call::{Call, CallResult, call},
-        commit::{at_completion, commit, refused, release_savepoint, set_savepoint, undo_message},
+        commit::{
+            at_completion, commit, refused, release_savepoint, rollback, set_savepoint,
+            undo_message,
+        },
         state::{BatchState, Next, Routed, Settled},
     },
     consumer::ConsumerInbox,
@@ -45,10 +48,7 @@ impl ConsumerInbox {
         let transaction = self.sessions.begin_admitted(admission).await?;
         match self.run(&transaction, batch, mode).await {
             Ok(settled) => commit(transaction).await.map(|()| settled),
-            Err(abort) => {
-                transaction.rollback().await;
-                Err(abort)
-            }
+            Err(abort) => rollback(transaction, abort).await,
         }
     }
 

@@ -7,7 +7,7 @@ use crate::{
     batch::{
         abort::Abort,
         claim::{ClaimOutcome, ClaimRequest, InitialStatus, claim},
-        commit::{at_claim, commit},
+        commit::{at_claim, commit, rollback},
     },
     consumer::ConsumerInbox,
     partition::parking,
@@ -85,17 +85,13 @@ impl ConsumerInbox {
         .await
         {
             Ok(claims) => claims,
-            Err(error) => {
-                transaction.rollback().await;
-                return Err(at_claim(error));
-            }
+            Err(error) => return rollback(transaction, at_claim(error)).await,
         };
         // `no_route` of the policy may skip or reject a message instead of parking it.
         if status == InitialStatus::Parked
             && let Err(error) = self.settle_unrouted(&transaction, requests, &claims).await
         {
-            transaction.rollback().await;
-            return Err(Abort::Host(error));
+            return rollback(transaction, Abort::Host(error)).await;
         }
         hooks::point("inbox:park:before");
         commit(transaction).await?;
