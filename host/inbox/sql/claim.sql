@@ -1,28 +1,32 @@
--- Takes messages. A new one becomes a row: `completed` (it is about to be run in this very
--- transaction, which the guard keeps from being committed before `complete`), `received` (stored to
--- be run under a lease) or `parked`. A known one is answered with what became of it.
+-- Claims messages of one Kafka partition, and returns one answer for each.
 --
--- Uniqueness across partitions: first a lock per message, sorted, then, in a second statement, the
--- look and the insert. Under READ COMMITTED that statement's snapshot is younger than the locks,
--- and a commit is visible before its locks go, so it sees whatever earlier holders committed, in
--- any bucket.
+-- A message without a row gets one, in the status that the host names: `completed` (it runs in this
+-- very transaction, and the guard row refuses a COMMIT that `complete` did not precede), `received`
+-- (it runs later, under a lease) or `parked` (an operator decides). A message with a row is a
+-- duplicate: the answer has the row's status and result, and whether both payloads are equal.
 --
--- `p_ordering` has for each message the hash of what it is in order with, and `p_sequence` the
--- version that it makes. A message that cannot run now becomes `waiting`, or, where its key is
--- being worked on, `received`. Whoever runs or settles a message of a key holds the key's lock,
--- from before any SQL of the guest to its commit, and looks at the key's rows in a later statement.
--- So of two that meet, the second sees what the first left. A live batch does not wait for a key,
--- since that would hold up other keys for as long as a handler takes: what it finds taken it leaves
--- to the workers of the inbox, as due.
+-- Uniqueness. No unique index spans the time partitions. So the function first takes an advisory
+-- lock for each message, in the order of the lock numbers, and only then, in later statements,
+-- looks for the ids and inserts. Under READ COMMITTED those statements' snapshots are younger than
+-- the locks, and a commit is visible before its locks are released. So they see what every earlier
+-- holder of a lock committed, in any time partition.
 --
--- `lost_record` says of a known message that its record is wanted; see `restore_records`.
+-- Order. `p_ordering` is the number that a message shares with the other messages of its key, and
+-- `p_sequence` is the version that it makes of its aggregate. A transaction that runs or settles a
+-- message of a key holds the key's lock from before any SQL of the guest to its COMMIT, and reads
+-- the key's rows in a later statement. So of two such transactions the second sees what the first
+-- left. A claim only tries a key's lock: a wait would hold up all other keys for as long as a
+-- handler runs. Where another transaction holds the lock, the message becomes `received`, and a
+-- retry worker runs it. Where an earlier message of the key is open, it becomes `waiting`.
 --
--- What the host asks of the inbox is one row by its key, or the head of an index, and is planned so
--- whatever the statistics say. A partition that was made ahead has none, and a plan made for an
--- empty table reads all of it for every claim once it has filled, until it is analyzed. So the host
--- functions make plans once per session and not for each call, which cost more than the claim
--- itself; they look for a message by its whole key, in a subquery of its own that the planner
--- cannot turn around; and they scan no whole table.
+-- `lost_record` is true for a dead letter whose record the inbox no longer has and this delivery
+-- may bring back; see `restore_records`.
+--
+-- Plans. Each statement reads one row by its key, or the head of an index. A time partition that
+-- was made ahead has no statistics, and a plan for an empty table scans all of it once it has
+-- filled. So the function plans each statement once per session (planning costs more than the
+-- claim), scans no table, and looks for a message in a lateral subquery, which the planner cannot
+-- reorder.
 CREATE OR REPLACE FUNCTION oncebox_host.claim(
     p_secret bytea, p_consumer int, p_generation bigint, p_status text, p_reason text[],
     p_topic text, p_partition int, p_id text[], p_offset bigint[], p_timestamp_ms bigint[],
@@ -61,13 +65,15 @@ BEGIN
         INSERT INTO oncebox.guard VALUES (pg_current_xact_id()) ON CONFLICT DO NOTHING;
     END IF;
 
-    -- In the order of the locks and not of the ids, since ids may share locks.
+    -- In the order of the lock numbers, not of the ids: two ids may share a lock, and locks taken
+    -- in two orders deadlock.
     PERFORM pg_advisory_xact_lock(p_consumer, l.key)
         FROM (SELECT DISTINCT (hashtextextended(u.id, p_consumer::bigint) >> 32)::int AS key
             FROM unnest(p_id) AS u(id) ORDER BY 1) AS l;
     GET DIAGNOSTICS v_locks = ROW_COUNT;
 
-    -- Keys, after the messages. A claim waits for none of them, so their order does not matter.
+    -- The locks of keys come after those of messages. A claim waits for none of them, so they need
+    -- no order.
     IF p_ordering IS NOT NULL AND p_status <> 'parked' THEN
         SELECT array_agg(t.ordering) INTO v_taken FROM (
             SELECT d.ordering,
@@ -77,8 +83,8 @@ BEGIN
         WHERE NOT t.is_ours;
     END IF;
 
-    -- Of an id that stands twice in the offer, the first is claimed. Fewer locks than ids may also
-    -- be ids that share one: each of those is the first of its own.
+    -- An id may come twice in one call; its first occurrence is claimed. Two ids may share a lock,
+    -- so fewer locks than ids need not mean that: each of those ids is then its own first.
     IF v_locks < cardinality(p_id) THEN
         SELECT array_agg(w.first ORDER BY w.ordinal) INTO v_first FROM (
             SELECT u.ordinal,
@@ -87,7 +93,7 @@ BEGIN
             FROM unnest(p_id) WITH ORDINALITY AS u(id, ordinal)) w;
     END IF;
 
-    -- A statement of its own, whose snapshot is younger than the locks.
+    -- The rows of the ids: a later statement, whose snapshot is younger than the locks.
     SELECT array_agg(k.status ORDER BY u.ordinal), array_agg(k.payload_hash ORDER BY u.ordinal),
             array_agg(k.result::text ORDER BY u.ordinal), array_agg(k.is_lost ORDER BY u.ordinal)
         INTO v_status, v_hash, v_result, v_lost
@@ -100,6 +106,7 @@ BEGIN
         LIMIT 1
     ) k ON true;
 
+    -- Messages behind an open row of their key, and the status that each message gets.
     IF p_ordering IS NOT NULL AND p_status <> 'parked' THEN
         SELECT array_agg(u.ordinal) INTO v_blocked
         FROM unnest(p_ordering, p_sequence) WITH ORDINALITY AS u(ordering, sequence, ordinal)
@@ -122,8 +129,8 @@ BEGIN
                 AS w(ordering, known, sequence, ordinal)) u;
     END IF;
 
-    -- A message that is kept without having run would hold its aggregate, also where that is past
-    -- it.
+    -- A parked message holds back the later versions of its aggregate. One whose aggregate is past
+    -- its version is skipped instead.
     IF p_status = 'parked' THEN
         SELECT array_agg(CASE WHEN u.ordering IS NOT NULL AND EXISTS (
                 SELECT FROM oncebox.sequence_position s
