@@ -35,7 +35,7 @@ pub(crate) struct MeteredFuture<F> {
     /// Processor time of the long polls in a row up to the last poll; none where that was short.
     computed: Option<Duration>,
     place: PollSemaphore,
-    /// QueueTicket in the tenant's queue for a turn, held until the turn is over.
+    /// Ticket in the tenant's queue for a turn, held until the turn is over.
     waits: Option<OwnedSemaphorePermit>,
     turns: PollSemaphore,
 }

@@ -56,6 +56,7 @@ impl ConsumerInbox {
             };
             // The effects of the whole call are rolled back, those of its good messages too.
             undo_group(tx, &group, &failed).await?;
+            state.batch[group[0]].point_after_failure();
             // The failed message is unknown: halves, with the front half on top of the stack.
             if failed.is_empty() {
                 let (front, back) = group.split_at(group.len() / 2);
@@ -124,10 +125,7 @@ impl ConsumerInbox {
 
 /// Rolls a group's call back. An error of the rollback becomes the abort that it means.
 async fn undo_group(tx: &Tx, group: &[usize], failed: &[(usize, Failure)]) -> Result<(), Abort> {
-    let Err(error) = undo_message(tx).await else {
-        hooks::point("inbox:fail:after");
-        return Ok(());
-    };
+    let Err(error) = undo_message(tx).await else { return Ok(()) };
     // A statement of the guest ended the transaction or removed the savepoint.
     Err(match (refused(&error), failed.first()) {
         (Some(_), Some((_, failure))) => alone_or(group, failure.clone()),

@@ -17,7 +17,7 @@
 //! A leased message is a batch of one, whose transaction begins with `resume` instead of `claim`.
 //! [`settle`](super::settle) repeats transactions until the front of a batch is settled.
 
-use oncebox_model::{error::InboxError, hooks};
+use oncebox_model::error::InboxError;
 use tokio::time::Instant;
 
 use crate::{
@@ -65,7 +65,7 @@ impl ConsumerInbox {
         while let Some(next) = state.next() {
             self.handle_next(transaction, &mut state, next, mode).await?;
         }
-        state.complete(transaction).await.map_err(at_completion)
+        state.complete(transaction).await
     }
 
     /// Runs the messages that are next: one, or those of one batch handler in one call.
@@ -116,7 +116,7 @@ impl ConsumerInbox {
             }
             CallResult::Failed(failure) => match undo_message(tx).await {
                 Ok(()) => {
-                    hooks::point("inbox:fail:after");
+                    routed.point_after_failure();
                     state.failed(index, &failure)
                 }
                 // A statement of the guest ended the transaction or removed the savepoint.

@@ -14,8 +14,8 @@ use crate::{
     admission::batch_sizer::SavepointMode,
     batch::{
         abort::Abort,
-        claim::ClaimRequest,
-        commit::{at_completion, at_constraints, host_statement},
+        claim::{ClaimOutcome, ClaimRequest},
+        commit::{at_constraints, host_statement},
         complete::{Completion, Execution, Recorded, complete},
         state::{BatchState, Routed},
     },
@@ -149,7 +149,7 @@ impl<'a> Rehearsal<'a> {
             self.consumer.handle_next(transaction, &mut state, next, mode).await?;
         }
         let result = state.completion.result().map(str::to_owned);
-        let mut settled = state.complete(transaction).await.map_err(at_completion)?;
+        let mut settled = state.complete(transaction).await?;
         if let Some(Recorded { failure, disposition, .. }) = settled.failures.pop() {
             return Ok(Rehearsed::failed(failure, disposition));
         }
@@ -171,16 +171,26 @@ impl<'a> Rehearsal<'a> {
             abort => return Err(abort.into_host_error()),
         };
         const UNDO: &str = "ROLLBACK TO SAVEPOINT delivery; RELEASE SAVEPOINT delivery";
+        // A statement that was cut off condemns its connection.
+        if self.tx().is_broken().await {
+            return self.lost(routed, failure).await;
+        }
         if host_statement(self.tx(), UNDO).await.is_err() {
             return self.lost(routed, failure).await;
         }
         self.tx().recovered().await;
-        if self.consumer.policy.dedup == Dedup::Off {
-            // Only the record of a failure has a row.
-            let Routed { request, generation, .. } = routed;
-            self.consumer.claim_again(self.transaction(), request, None, *generation).await?;
-        }
         let mut completion = Completion::default();
+        if self.consumer.policy.dedup == Dedup::Off {
+            // Only the record of a failure has a row, and a message that has one gets no other.
+            let Routed { request, generation, .. } = routed;
+            let claim =
+                self.consumer.claim_again(self.transaction(), request, None, *generation).await?;
+            if let Some(status) = claim.as_ref().and_then(ClaimOutcome::known_status) {
+                let status = status.to_owned();
+                complete(self.transaction(), self.consumer.consumer_id, &completion).await?;
+                return Ok(Rehearsed::Duplicate { status });
+            }
+        }
         let execution = Execution::of(&routed.request.message, None);
         let disposition = completion.failed(execution, &failure, &self.consumer.policy);
         complete(self.transaction(), self.consumer.consumer_id, &completion).await?;

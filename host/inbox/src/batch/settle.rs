@@ -55,7 +55,7 @@ struct Plan {
     repeats: u32,
 }
 
-/// AfterAbort that follows an aborted transaction.
+/// Step that follows an aborted transaction.
 #[derive(Debug)]
 enum AfterAbort {
     /// The next transaction, by the plan.
@@ -190,10 +190,10 @@ impl ConsumerInbox {
 
     /// Reports a committed transaction: to the sizer, the trials of candidates, and the log.
     fn committed(&self, batch: &[Routed], mut settled: Settled, alone: bool) -> Settled {
-        if batch[0].lease.is_some() {
-            hooks::point("retry:commit:after");
-        } else {
-            self.learn(&settled);
+        match batch[0].lease {
+            Some(_) if settled.results.is_empty() => {}
+            Some(_) => hooks::point("retry:commit:after"),
+            None => self.learn(&settled),
         }
         settled.sampled.drain(..).for_each(|sampled| self.shadows.offer(sampled));
         let messages = batch.iter().map(|routed| &routed.request.message);
@@ -235,7 +235,7 @@ impl ConsumerInbox {
         };
         let Some(claim) = claim else {
             commit(transaction).await.map_err(Abort::into_host_error)?;
-            return Ok(Settled::default());
+            return Ok(Settled { unrecorded: Some(failure.kind), ..Settled::default() });
         };
         let message: &Message = &request.message;
         let mut completion = Completion::default();

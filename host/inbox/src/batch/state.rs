@@ -20,7 +20,7 @@ use crate::{
     batch::{
         abort::Abort,
         claim::{ClaimOutcome, ClaimRequest, InitialStatus, claim},
-        commit::at_claim,
+        commit::{at_claim, at_completion},
         complete::{Completion, Execution, Lease, Recorded, complete},
     },
     consumer::{COMMIT, ConsumerInbox},
@@ -68,6 +68,13 @@ impl Routed {
         }
     }
 
+    /// Passes the fail point after a live message's failure was rolled back.
+    pub(crate) fn point_after_failure(&self) {
+        if self.lease.is_none() {
+            hooks::point("inbox:fail:after");
+        }
+    }
+
     /// Passes the fail point after the call of the handler.
     pub(crate) fn point_after_call(&self) {
         hooks::point(match self.lease {
@@ -89,6 +96,8 @@ pub(crate) struct Settled {
     pub(crate) claims: Vec<ClaimOutcome>,
     /// Result of each message that ran.
     pub(crate) results: Results,
+    /// Failure of a run whose message another session has by now; nothing was written about it.
+    pub(crate) unrecorded: Option<FailureKind>,
     /// True where one message was settled after a larger transaction failed at its claim or its
     /// COMMIT. The messages behind it are then settled one by one too.
     pub(crate) alone: bool,
@@ -346,8 +355,12 @@ impl<'a> BatchState<'a> {
     pub(crate) async fn complete(
         mut self,
         transaction: &Transaction<'_>,
-    ) -> Result<Settled, InboxError> {
+    ) -> Result<Settled, Abort> {
         let consumer = self.consumer;
+        // A leased message that did not run is charged with no failure.
+        let is_leased = self.batch.iter().any(|routed| routed.lease.is_some());
+        let refused =
+            if is_leased && self.results.is_empty() { Abort::Host } else { at_completion };
         let (ran, settled, took) = (self.results.len(), self.claims.len(), self.claimed.elapsed());
         for (index, routed) in self.batch.iter().enumerate().take(settled) {
             match self.claims[index] {
@@ -358,17 +371,19 @@ impl<'a> BatchState<'a> {
                 _ => {}
             }
         }
-        if move_sequence(transaction, consumer.consumer_id, &self.sequence).await? {
+        let is_released = move_sequence(transaction, consumer.consumer_id, &self.sequence);
+        if is_released.await.map_err(refused)? {
             consumer.wakeup.after(COMMIT);
         }
-        complete(transaction, consumer.consumer_id, &self.completion).await?;
+        complete(transaction, consumer.consumer_id, &self.completion).await.map_err(refused)?;
         consumer.due_after(&self.completion);
-        if self.batch.iter().any(|routed| routed.lease.is_some()) {
+        if is_leased && ran > 0 {
             hooks::point("retry:commit:before");
         }
         Ok(Settled {
             claims: self.claims,
             results: self.results,
+            unrecorded: None,
             alone: false,
             sampled: self.sampled,
             failures: self.completion.recorded(),

@@ -385,7 +385,7 @@ impl PartitionInbox {
         }
     }
 
-    /// DuplicatePayloads the first `among` messages, which ran on a connection that broke; the last of them
+    /// Suspects the first `among` messages, which ran on a connection that broke; the last of them
     /// was running when it broke. Halving finds the cause.
     fn suspect(&mut self, among: usize) {
         self.suspected = if hooks::sabotage(Defect::SuspicionForgotten) { 0 } else { among };

@@ -112,6 +112,16 @@ pub async fn step(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
     Ok(1)
 }
 
+/// End of the work under a lease.
+enum Ended {
+    /// The message's disposition, and the kind of its failure.
+    Settled(Disposition, Option<FailureKind>),
+    /// Failure of a run whose lease another worker has by now.
+    Unrecorded(FailureKind),
+    /// No run: the lease is lost, or it is not the message's turn.
+    NotRun,
+}
+
 /// Reports the first run of a message to its handler, and no further one. Otherwise a message that
 /// is stuck would count as many.
 fn settled_first(leased: &Leased, handler: &Arc<dyn Handler>, disposition: Disposition) {
@@ -185,9 +195,15 @@ impl ConsumerInbox {
         let (request, lease) = (leased.request(Some(handler.version())), Some(leased.lease));
         let routed = Routed { request, lease, handler, generation, shadow: None };
         let settled = self.settle_leased(admission, &routed).await;
-        if let Some((disposition, failure)) = self.ended(admission, leased, settled).await? {
-            settled_first(leased, &routed.handler, disposition);
-            self.judge(leased, &*routed.handler, probe, failure);
+        match self.ended(admission, leased, settled).await? {
+            Ended::Settled(disposition, failure) => {
+                settled_first(leased, &routed.handler, disposition);
+                self.judge(leased, &*routed.handler, probe, failure);
+            }
+            Ended::Unrecorded(failure) => {
+                self.judge(leased, &*routed.handler, probe, Some(failure));
+            }
+            Ended::NotRun => {}
         }
         Ok(())
     }
@@ -208,22 +224,22 @@ impl ConsumerInbox {
         }
     }
 
-    /// Counts the result of a leased message and returns it; returns none where nothing ran. After
-    /// an error the attempt did not happen, unless the message broke its connection.
+    /// Counts the result of a leased message and returns it. After an error the attempt did not
+    /// happen, unless the message broke its connection.
     async fn ended(
         &self,
         admission: &Admission,
         leased: &Leased,
         settled: Result<Settled, InboxError>,
-    ) -> Result<Option<(Disposition, Option<FailureKind>)>, InboxError> {
+    ) -> Result<Ended, InboxError> {
         let error = match settled {
             Ok(settled) => {
                 let Some((_, disposition, failure)) = settled.results.into_iter().next() else {
                     self.has_lost(leased);
-                    return Ok(None);
+                    return Ok(settled.unrecorded.map_or(Ended::NotRun, Ended::Unrecorded));
                 };
                 self.count_run(&leased.message, disposition);
-                return Ok(Some((disposition, failure)));
+                return Ok(Ended::Settled(disposition, failure));
             }
             Err(error) => error,
         };
@@ -234,7 +250,11 @@ impl ConsumerInbox {
             InboxError::LostInOutage { .. } => self.was_interrupted(leased),
             // After a lost answer to COMMIT, the release waits for that commit to end. It releases
             // the lease only if the transaction was rolled back.
-            _ => drop(self.release(admission, leased, TROUBLE).await),
+            _ => {
+                if let Ok(false) = self.release(admission, leased, TROUBLE).await {
+                    self.has_lost(leased); // another worker took it over
+                }
+            }
         }
         Err(error)
     }

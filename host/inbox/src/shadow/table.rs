@@ -47,7 +47,7 @@ pub(super) struct TableRef {
     pub(super) order: Vec<usize>,
 }
 
-/// TableRefs by oid.
+/// Tables by oid.
 pub(super) type TableRefs = BTreeMap<i64, TableRef>;
 
 const PLACES: &str = "SELECT c.oid::int8 AS place, coalesce(pg_partition_root(c.oid)::oid, \
