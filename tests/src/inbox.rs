@@ -60,8 +60,8 @@ const EFFECT: &str = "CREATE TABLE effect (consumer text NOT NULL, message_id te
     attempt int NOT NULL, version int NOT NULL); \
     CREATE INDEX ON effect (message_id);";
 
-/// A migrated database of its own, with tenants, consumers and hosts. [`InboxFixture::finish`] makes the
-/// final check; a test that forgets it fails.
+/// A migrated database of its own, with tenants, consumers and hosts. [`InboxFixture::finish`]
+/// makes the final check; a test that forgets it fails.
 pub struct InboxFixture {
     database: TestDatabase,
     options: PgConnectOptions,

@@ -132,7 +132,7 @@ enum ApiCommand {
     /// Look into the inbox
     #[command(subcommand)]
     Inbox(inbox::InboxCommand),
-    /// Tell the history of a message: what became of it, what it waits for, what to do
+    /// Show the history of a message: what became of it, what it waits for, what to do
     Why(why::WhyArgs),
     /// List the hosts that run
     Hosts,

@@ -99,8 +99,8 @@ pub struct ConsumerStatus {
     pub revision: i64,
     /// Problem of the consumer on the host, if any.
     pub error: Option<String>,
-    /// Generation of deployments at which the consumer is stopped on this host, where it is stopped.
-    /// Nothing of an older generation runs either.
+    /// Generation of deployments at which the consumer is stopped on this host, where it is
+    /// stopped. Nothing of an older generation runs either.
     pub stopped_generation: Option<i64>,
 }
 

@@ -2,10 +2,11 @@
 //! those that the schema's functions raise.
 //!
 //! Two sets name contention. [`is_contention`] judges a statement of a handler or of the host in an
-//! open transaction: the transaction is given up, and run again later. [`is_of_another_transaction`]
-//! judges a statement of the inbox: the message is in flight elsewhere. A full lock table is in the
-//! first set alone, because no other transaction then holds the message. The claim answers a full
-//! lock table with a smaller batch, and its error counts as an outage like all exhausted resources.
+//! open transaction: the transaction is given up, and run again later.
+//! [`is_of_another_transaction`] judges a statement of the inbox: the message is in flight
+//! elsewhere. A full lock table is in the first set alone, because no other transaction then holds
+//! the message. The claim answers a full lock table with a smaller batch, and its error counts as
+//! an outage like all exhausted resources.
 
 /// A check constraint is violated. Without a constraint's name, a time partition is missing.
 pub const CHECK_VIOLATION: &str = "23514";

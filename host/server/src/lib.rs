@@ -1,5 +1,5 @@
-//! One host process: configuration, the reconciling of consumers, the pool that compiles components,
-//! and the endpoints of health and metrics. It parses no arguments.
+//! One host process: configuration, the reconciling of consumers, the pool that compiles
+//! components, and the endpoints of health and metrics. It parses no arguments.
 //!
 //! `serve::serve_until` is a host from its first to its last moment. The modules are declared in the
 //! order in which it uses them.

@@ -1,4 +1,4 @@
-//! LogSettings lines: readable on a terminal, JSON elsewhere, always on standard error.
+//! Log lines: readable on a terminal, JSON elsewhere, always on standard error.
 
 use std::io::IsTerminal;
 

@@ -1,7 +1,7 @@
 //! Brings the consumers to the state that their rows demand: starts and stops them, switches their
 //! handlers, carries out changes, and restarts those that fail.
 //!
-//! One loop owns the consumers of consumers and never waits for any of them. Slow work runs in tasks
+//! One loop owns the consumers and never waits for any of them. Slow work runs in tasks
 //! beside it, and the loop applies their results between two of its rounds.
 
 use std::{sync::Arc, time::Duration};
@@ -33,6 +33,7 @@ const CAPTURE: Duration = Duration::from_secs(2);
 /// Time after which a host is ready in any case. Before that it is ready once it has tried to start
 /// each consumer; one slow consumer does not keep it from that for longer.
 const FIRST_STARTS: Duration = Duration::from_secs(10);
+
 /// The loop that brings a host's consumers to the state of their rows.
 pub(crate) struct Supervisor {
     host: Arc<HostContext>,
@@ -56,11 +57,11 @@ impl Supervisor {
             host.owner.clone(),
         );
         let (mut consumers, mut tasks) = (Consumers::default(), Tasks::new(host.clone(), drain));
-        let announcements =
+        let notifications =
             tokio::spawn(notifications::listen(host.admin.clone(), host.look.clone()));
         let partitions = tokio::spawn(make_partitions(host.admin.clone()));
         let capture = tokio::spawn(keep_capture(host.admin.clone()));
-        let places = tokio::spawn(databases::keep(host.admin.clone()));
+        let databases = tokio::spawn(databases::keep(host.admin.clone()));
         let waking =
             tokio::spawn(wakeups::run(host.due_poller.clone(), host.budget.clone(), stop.clone()));
         let (began, mut look_due) = (Instant::now(), Instant::now());
@@ -82,10 +83,10 @@ impl Supervisor {
                 () = tokio::time::sleep_until(look_due) => {}
             }
         }
-        announcements.abort();
+        notifications.abort();
         partitions.abort();
         capture.abort();
-        places.abort();
+        databases.abort();
         waking.abort();
         self.announce(Err("draining".to_owned()));
         let drained = tasks.drain(consumers).await;

@@ -47,7 +47,7 @@ async fn acked(fixture: &HostFixture) -> Result<()> {
 enum Host {
     /// Reading.
     Runs,
-    /// DesiredState still, so that it sees nothing of it until the new topic is longer than the old one
+    /// Standing still, so that it sees nothing of it until the new topic is longer than the old one
     /// was.
     Frozen,
     /// Closed, since there was nothing to read.

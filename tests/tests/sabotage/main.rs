@@ -649,8 +649,8 @@ static DEFECTS: &[Defect] = &[
 
 type Check = fn(Option<&'static Defect>) -> LocalBoxFuture<'static, Result<()>>;
 
-/// Scenarios in a process of the tests. A defect is switched on for a whole process, so each process
-/// runs one at a time.
+/// Scenarios in a process of the tests. A defect is switched on for a whole process, so each
+/// process runs one at a time.
 static IN_PROCESS: &[(&str, Check)] = &[
     ("duplicates", |defect| duplicates(defect).map(Ok).boxed_local()),
     ("a shadow", |defect| shadow(defect).map(Ok).boxed_local()),

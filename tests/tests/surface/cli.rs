@@ -997,7 +997,7 @@ Commands:
   deployments  List what is deployed, and how far the hosts are with it
   apply        Make tenants, consumers and deployments what a file says
   inbox        Look into the inbox
-  why          Tell the history of a message: what became of it, what it waits for, what to do
+  why          Show the history of a message: what became of it, what it waits for, what to do
   hosts        List the hosts that run
   doctor       Look whether the database keeps tenants apart, and say what to do where it does not
   token        Who may use the API

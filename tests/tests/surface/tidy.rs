@@ -25,8 +25,8 @@ const RIDDLES: [&str; 8] =
 /// The file that names SQLSTATEs, and the file that names the statuses of messages.
 const SQLSTATES: &str = "host/model/src/sqlstate.rs";
 const STATUSES: &str = "host/model/src/status.rs";
-/// How a SQLSTATE begins: PostgreSQL's classes, and the class of the schema's own functions. Numbers
-/// of five digits that are none begin otherwise.
+/// How a SQLSTATE begins: PostgreSQL's classes, and the class of the schema's own functions.
+/// Numbers of five digits that are none begin otherwise.
 const SQLSTATE_CLASSES: [&str; 35] = [
     "00", "01", "02", "08", "0A", "0F", "21", "22", "23", "24", "25", "26", "27", "28", "2B", "2D",
     "2F", "34", "38", "39", "3B", "3D", "3F", "40", "42", "44", "53", "540", "55", "57", "58",

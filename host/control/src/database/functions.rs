@@ -74,8 +74,8 @@ static TEXTS: &[&str] = texts![
 ];
 
 /// SQLSTATEs that PostgreSQL returns when it cannot replace a function. Its result or the names of
-/// its parameters differ, or it was made by hand and belongs to another role. The owner of the schema
-/// may nevertheless drop such a function.
+/// its parameters differ, or it was made by hand and belongs to another role. The owner of the
+/// schema may nevertheless drop such a function.
 const NOT_REPLACEABLE: [&str; 2] =
     [sqlstate::INVALID_FUNCTION_DEFINITION, sqlstate::INSUFFICIENT_PRIVILEGE];
 

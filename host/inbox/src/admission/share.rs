@@ -183,8 +183,8 @@ impl Share {
         self.virtual_time
     }
 
-    /// Moves its clock forward to `global_virtual_time`. Time that it could have used and did not, or in which
-    /// its own bounds held it back, earns no credit.
+    /// Moves its clock forward to `global_virtual_time`. Time that it could have used and did not,
+    /// or in which its own bounds held it back, earns no credit.
     pub(super) fn join(&mut self, global_virtual_time: f64) {
         self.virtual_time = self.virtual_time.max(global_virtual_time);
     }

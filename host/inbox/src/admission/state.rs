@@ -238,8 +238,8 @@ impl State {
         self.rest(grant.tenant_id);
     }
 
-    /// Raises the global_virtual_time to the least clock of the tenants that wait only for their turn. Where none
-    /// waits, the clock is that of `ended`, the tenant whose transaction ended.
+    /// Raises the global virtual time to the least clock of the tenants that wait only for their
+    /// turn. Where none waits, the clock is that of `ended`, the tenant whose transaction ended.
     fn raise_global_virtual_time(&mut self, ended: Option<i32>) {
         let waiting = self.active().filter(|(_, share)| share.waits() && !share.is_held_back);
         let least = waiting.map(|(_, share)| share.virtual_time()).reduce(f64::min);

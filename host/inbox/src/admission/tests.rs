@@ -129,7 +129,7 @@ fn shares_follow_the_weights_and_everybody_gets_on() {
                     {means:?}, {slots} places"
             );
             // Bound: transactions that others may begin while the dearest of its transactions, all
-            // running at once, are virtual_time off.
+            // running at once, are paid off.
             let dearest =
                 means[tenant_id as usize] * 1.8 * (slots + 2) as f64 / f64::from(*weight_of);
             let bound: f64 = (0..)
@@ -504,7 +504,7 @@ fn what_runs_is_charged_while_it_runs() {
     let grants = state.dispatch(Duration::ZERO).grants;
     assert_eq!(grants.len(), 2);
     let (slow, fast): (Vec<_>, Vec<_>) = grants.into_iter().partition(|grant| grant.tenant_id == 2);
-    // Both tenants wait for more. The one has virtual_time 50 ms; the other's first transaction runs for 10
+    // Both tenants wait for more. The one has paid 50 ms; the other's first transaction runs for 10
     // s.
     state.ask(ask(1, 1), at(50));
     state.ask(ask(2, 1), at(50));
@@ -520,7 +520,7 @@ fn what_runs_is_charged_while_it_runs() {
 struct Siege {
     state: State,
     now: u64,
-    /// Time at which the state asked to be dispatched at again.
+    /// Time at which the state looked at again.
     again_at: Option<u64>,
     /// Running transactions, each with the time at which it ends by itself.
     running: Vec<(u64, Grant)>,

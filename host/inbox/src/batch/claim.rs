@@ -131,8 +131,8 @@ pub struct Claimant {
 }
 
 /// Claims a batch of one partition and returns one answer per message, in order. With
-/// [`InitialStatus::Completed`] it also inserts the guard row, even where `requests` is empty. It always checks
-/// the secret and the generation.
+/// [`InitialStatus::Completed`] it also inserts the guard row, even where `requests` is empty. It
+/// always checks the secret and the generation.
 ///
 /// Two sessions that claim one id meet in an advisory lock. The second waits, and then finds the
 /// row of the first, or takes the message where the first rolled back. A wait beyond the lock

@@ -39,8 +39,8 @@ pub(crate) async fn commit(transaction: Transaction<'_>) -> Result<(), Abort> {
     Ok(())
 }
 
-/// Rolls a transaction back, and returns the abort that ended it. A transaction that is only dropped
-/// closes its connection.
+/// Rolls a transaction back, and returns the abort that ended it. A transaction that is only
+/// dropped closes its connection.
 pub(crate) async fn rollback<T>(transaction: Transaction<'_>, abort: Abort) -> Result<T, Abort> {
     transaction.rollback().await;
     Err(abort)

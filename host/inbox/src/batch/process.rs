@@ -102,7 +102,9 @@ impl ConsumerInbox {
         match result {
             CallResult::Ok(result) => {
                 state.sample(transaction, index, watch, &result).await.map_err(at_completion)?;
-                release_savepoint(tx, mode).await?;
+                if routed.lease.is_none() {
+                    release_savepoint(tx, mode).await?; // a leased message is the only one
+                }
                 state.succeeded(index, result);
                 Ok(())
             }

@@ -1,8 +1,8 @@
 //! The state of one open transaction of a batch.
 //!
-//! [`BatchState::open`] claims the messages of a batch, or resumes a leased one. [`BatchState::next`]
-//! chooses the messages that run next, by order, sequence, group and time. [`BatchState::complete`]
-//! writes the results as the host's last statement before COMMIT.
+//! [`BatchState::open`] claims the messages of a batch, or resumes a leased one.
+//! [`BatchState::next`] chooses the messages that run next, by order, sequence, group and time.
+//! [`BatchState::complete`] writes the results as the host's last statement before COMMIT.
 
 use std::sync::Arc;
 

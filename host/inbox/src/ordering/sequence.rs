@@ -155,8 +155,8 @@ impl Aggregates {
     }
 }
 
-/// Reads the versions of messages of this transaction, and of their aggregates. Without `[sequence]`
-/// in the policy no message is in a sequence.
+/// Reads the versions of messages of this transaction, and of their aggregates. Without
+/// `[sequence]` in the policy no message is in a sequence.
 pub(crate) async fn sequence_of(
     transaction: &Transaction<'_>,
     consumer_id: i32,

@@ -26,8 +26,8 @@ pub(crate) struct Wakeup {
     notify: Notify,
     /// Planned wakeups.
     set: Mutex<BTreeSet<Instant>>,
-    /// True where a [`DuePoller`](super::poller::DuePoller) polls for due messages. Where none does,
-    /// workers poll themselves.
+    /// True where a [`DuePoller`](super::poller::DuePoller) polls for due messages. Where none
+    /// does, workers poll themselves.
     pub(super) is_polled: AtomicBool,
 }
 

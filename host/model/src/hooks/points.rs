@@ -45,7 +45,7 @@ pub const ACTION_POINTS: &[&str] = &["inbox:action:before", "inbox:action:after"
 pub const COPY_POINTS: &[&str] = &["inbox:copied:before"];
 
 /// Every fail point between the host's database and one that a tenant named.
-pub const PLACE_POINTS: &[&str] = &[
+pub const TENANT_DATABASE_POINTS: &[&str] = &[
     "tenant_database:create:after",
     "tenant_database:replicate:before",
     "tenant_database:replicate:after",
@@ -67,7 +67,7 @@ pub const REMOVAL_POINTS: &[&str] = &[
 
 /// Returns whether there is a point of this name.
 pub(super) fn is_known(name: &str) -> bool {
-    [POINTS, CHANGE_POINTS, ACTION_POINTS, COPY_POINTS, PLACE_POINTS, REMOVAL_POINTS]
+    [POINTS, CHANGE_POINTS, ACTION_POINTS, COPY_POINTS, TENANT_DATABASE_POINTS, REMOVAL_POINTS]
         .iter()
         .any(|points| points.contains(&name))
 }

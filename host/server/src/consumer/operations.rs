@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use oncebox_control::{DeletionStep, DesiredState, LastOfConsumer, SeekInHand, SeekTurn};
 use oncebox_kafka::{SeekError, delete_group, set_offsets};
-use oncebox_model::hooks;
+use oncebox_model::{hooks, status::ConsumerState};
 use serde_json::{Value, json};
 
 use crate::context::HostContext;
@@ -22,9 +22,9 @@ pub(crate) async fn carry_out(
     desired: &DesiredState,
 ) -> Result<Option<String>> {
     let _permit = host.changes.acquire().await.context("the host ends")?;
-    match desired.state.as_str() {
-        "deleting" => remove(host, desired).await,
-        "draining" => host
+    match desired.state {
+        ConsumerState::Deleting => remove(host, desired).await,
+        ConsumerState::Draining => host
             .admin
             .reconciliation()
             .finish_drain(desired)

@@ -1,4 +1,5 @@
-//! One consumer of a host: the state that its rows demand, the state of its run, and the next action.
+//! One consumer of a host: the state that its rows demand, the state of its run, and the next
+//! action.
 
 use std::time::Duration;
 
@@ -206,9 +207,9 @@ impl HostedConsumer {
             return false;
         }
         let rests = matches!(self.state, RunPhase::Stopped);
-        match self.desired.state.as_str() {
-            "deleting" => rests,
-            "draining" => {
+        match self.desired.state {
+            ConsumerState::Deleting => rests,
+            ConsumerState::Draining => {
                 matches!(&self.state, RunPhase::Running(current) if current.fits(&self.desired))
             }
             _ => self.desired.is_sought && rests,

@@ -147,7 +147,7 @@ impl KnownDatabase {
             tracing::warn!(
                 tenant,
                 error,
-                "the tenant's own database is not in order; it is checked at again and again"
+                "the tenant's own database is not in order; it is checked again and again"
             );
         } else {
             tracing::debug!(

@@ -48,9 +48,9 @@ async fn restored(fixture: &InboxFixture, id: &str) -> usize {
     history(fixture, id).await.iter().filter(|(event, ..)| event == "restored").count()
 }
 
-/// What could go wrong: a dead letter whose record was not kept never runs again, though its history
-/// says how; a redelivery runs it by itself, brings back another payload or what a settled message
-/// is not to keep, or half of it.
+/// What could go wrong: a dead letter whose record was not kept never runs again, though its
+/// history says how; a redelivery runs it by itself, brings back another payload or what a settled
+/// message is not to keep, or half of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redelivery_brings_the_record_of_a_dead_letter_back() {
     for ack in ["after_commit", "after_insert"] {

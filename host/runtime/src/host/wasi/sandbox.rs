@@ -1,5 +1,5 @@
-//! The context of WASI. It has no network, no files, no arguments and no environment, and output goes
-//! to the log.
+//! The context of WASI. It has no network, no files, no arguments and no environment, and output
+//! goes to the log.
 
 use std::{
     io,
