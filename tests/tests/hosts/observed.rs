@@ -59,7 +59,7 @@ const SECRET: &str = "hunter2";
 /// Lines that are about a consumer, a partition or a session, by a part of each.
 const OF_NO_MESSAGE: &[&str] = &[
     "an earlier process died at this offset",
-    "a transaction stopped",
+    "transaction aborted",
     "a transaction was dropped",
     "hosts were not told",
     "the database is less closed",

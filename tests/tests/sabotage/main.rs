@@ -1490,7 +1490,14 @@ async fn outages_under_a_retry(defect: Option<&Defect>) {
     let workers: Vec<_> =
         (0..2).map(|_| tokio::spawn(retry::work(host.clone(), stop.clone()))).collect();
     for _ in 0..3 {
-        fixture.until_blocked(2).await;
+        // A message that is parked by then never waits again.
+        fixture
+            .until(
+                "SELECT EXISTS (SELECT FROM oncebox.inbox WHERE status = 'parked') OR (SELECT \
+                    count(*) = 2 FROM pg_stat_activity WHERE datname = current_database() AND \
+                    wait_event_type = 'Lock')",
+            )
+            .await;
         let login = &consumer.tenant.login;
         // All at once, and then until they are gone.
         for wait_ms in [0, 5_000] {

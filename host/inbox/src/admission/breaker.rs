@@ -196,7 +196,7 @@ impl Breakers {
     }
 
     fn applies_to(&self, handler: &dyn Handler) -> bool {
-        self.policy.enabled && !handler.is_judged() && !hooks::sabotage(Defect::BreakersIgnored)
+        self.policy.enabled && !handler.is_judged()
     }
 
     fn window(&self) -> Duration {

@@ -6,12 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use oncebox_model::{
-    error::InboxError,
-    headers,
-    hooks::{self, Defect},
-    message::Message,
-    outcome::FailureKind,
-    record::Record,
+    error::InboxError, headers, hooks, message::Message, outcome::FailureKind, record::Record,
 };
 use sqlx::{Row, postgres::PgRow};
 
@@ -144,9 +139,7 @@ impl ConsumerInbox {
     pub(crate) fn was_interrupted(&self, leased: &Leased) {
         let interrupted =
             Interrupted { message_id: leased.message.id.clone(), epoch: leased.lease.epoch };
-        if !hooks::sabotage(Defect::InterruptionsUntold) {
-            self.interrupted().push(interrupted);
-        }
+        self.interrupted().push(interrupted);
         self.wakeup.now();
     }
 

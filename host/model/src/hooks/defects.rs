@@ -70,10 +70,6 @@ defects! {
     OutagesCharged = "outages_charged",
     /// The host forgets which messages ran on a connection that broke.
     SuspicionForgotten = "suspicion_forgotten",
-    /// Leases that an outage interrupted are not reported.
-    InterruptionsUntold = "interruptions_untold",
-    /// Every session tries to connect while the database is unavailable.
-    EveryoneTries = "everyone_tries",
     /// The budget closes any idle connection.
     ConnectionsUnranked = "connections_unranked",
     /// A failed message holds back no later message of its key.
@@ -88,8 +84,6 @@ defects! {
     LostRecordStays = "lost_record_stays",
     /// Connections without a token keep their places when the API is full.
     StrangersKeepTheirPlaces = "strangers_keep_their_places",
-    /// Circuit breakers let every message pass.
-    BreakersIgnored = "breakers_ignored",
     /// Messages behind an open breaker are leased.
     HeldBackLeased = "held_back_leased",
     /// A running transaction costs its tenant nothing until it ends.
