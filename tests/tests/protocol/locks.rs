@@ -6,7 +6,7 @@
 
 use std::panic::AssertUnwindSafe;
 
-use futures::FutureExt;
+use futures::{FutureExt, future::BoxFuture};
 use oncebox_control::{Functions, Tenant, schema};
 use oncebox_model::{
     InboxError,
@@ -54,7 +54,17 @@ const HOSTS: [&str; 7] =
     ["migrate", "grants", "groups", "partitions", "capture", "tenant removal", "mirror"];
 
 /// Do what takes one of the host's locks. Each can be done once.
-async fn needs(
+fn needs<'a>(
+    fixture: &'a InboxFixture,
+    lock: &'a str,
+    victim: &'a Tenant,
+    apart: &'a Tenant,
+) -> BoxFuture<'a, Result<(), InboxError>> {
+    // Boxed, since together these futures outgrow the stack of a test.
+    Box::pin(needs_unboxed(fixture, lock, victim, apart))
+}
+
+async fn needs_unboxed(
     fixture: &InboxFixture,
     lock: &str,
     victim: &Tenant,
