@@ -158,17 +158,17 @@ impl<'a> BatchState<'a> {
         transaction: &Transaction<'_>,
         batch: &'a [Routed],
     ) -> Result<Option<Self>, Abort> {
-        let [Routed { request, lease: Some(lease), generation, .. }] = batch else {
-            return Self::claim(consumer, transaction, batch).await.map(Some);
-        };
         let began = std::time::Instant::now();
+        let [Routed { request, lease: Some(lease), generation, .. }] = batch else {
+            let claims = Self::claim(consumer, transaction, batch).await?;
+            return Self::sequenced(consumer, transaction, batch, claims, began).await.map(Some);
+        };
         let (id, generation) = (&request.message.id, *generation);
-        let is_ours = consumer.resume(transaction, generation, id, lease.epoch).await?;
-        if !is_ours {
+        if !consumer.resume(transaction, generation, id, lease.epoch).await? {
             return Ok(None);
         }
         let claims = vec![ClaimOutcome::New];
-        Ok(Some(Self::sequenced(consumer, transaction, batch, claims, began).await?))
+        Self::sequenced(consumer, transaction, batch, claims, began).await.map(Some)
     }
 
     /// Claims the messages that this transaction is about to run. With `dedup = "off"` all count as
@@ -178,20 +178,19 @@ impl<'a> BatchState<'a> {
         consumer: &'a ConsumerInbox,
         transaction: &Transaction<'_>,
         batch: &'a [Routed],
-    ) -> Result<Self, Abort> {
-        let began = std::time::Instant::now();
+    ) -> Result<Vec<ClaimOutcome>, Abort> {
         let claimant = consumer.claimant(batch[0].generation);
         let requests: Vec<_> = match consumer.policy.dedup {
             Dedup::Off => Vec::new(),
             Dedup::Inbox => batch.iter().map(|routed| &routed.request).collect(),
         };
-        let mut claims = claim(transaction, claimant, &requests, InitialStatus::Completed)
+        let claims = claim(transaction, claimant, &requests, InitialStatus::Completed)
             .await
             .map_err(at_claim)?;
-        if consumer.policy.dedup == Dedup::Off {
-            claims = vec![ClaimOutcome::New; batch.len()];
-        }
-        Self::sequenced(consumer, transaction, batch, claims, began).await
+        Ok(match consumer.policy.dedup {
+            Dedup::Off => vec![ClaimOutcome::New; batch.len()],
+            Dedup::Inbox => claims,
+        })
     }
 
     /// Reads the versions of the new messages, and of their aggregates.
