@@ -97,7 +97,7 @@ pub async fn run(args: DemoOptions, as_json: bool) -> Result<()> {
     let expected = expected::expected(&input)?;
     let mut progress = Progress::new(&plan, &input, args.kills);
     let mut host = Host::start(&config, &args.dir)?;
-    let publishing = publish::start(input, plan, &config.kafka.brokers);
+    let publishing = publish::start(input, plan, args.kills, &config.kafka.brokers);
     drive(&admin, &mut host, &publishing, &mut progress).await?;
     publishing.finish().await?;
     host.stop()?;
@@ -213,7 +213,10 @@ async fn drive(
                 STUCK.as_secs()
             );
         }
-        if progress.kill_is_due(settled) {
+        if progress.kill_is_due(settled)
+            || progress.has_kills_left() && publishing.is_held_back().await?
+        {
+            publishing.release();
             host.kill_in_transaction(admin).await?;
             progress.killed();
         }

@@ -57,9 +57,14 @@ impl Progress {
         self.kills_wanted
     }
 
+    /// Returns whether a kill is left.
+    pub(super) fn has_kills_left(&self) -> bool {
+        self.kills < self.kills_wanted
+    }
+
     /// Returns whether the next kill is due. Kills are spread evenly over the work.
     pub(super) fn kill_is_due(&self, settled: u64) -> bool {
-        self.kills < self.kills_wanted
+        self.has_kills_left()
             && settled >= self.distinct * (self.kills as u64 + 1) / (self.kills_wanted as u64 + 1)
     }
 

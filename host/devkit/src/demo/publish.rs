@@ -1,12 +1,15 @@
-//! Publishing with a bounded lead. The embedded broker keeps 5 MiB per partition and drops the head
-//! without an error, so no partition ever holds much that is not yet consumed.
+//! Publishing with a bounded lead, and in shares: the records after a kill are held back until the
+//! kill begins, so that the host has transactions to be killed in.
+//!
+//! The embedded broker keeps 5 MiB per partition and drops the head without an error, so no partition
+//! ever holds much that is not yet consumed.
 
 use std::{
     collections::{HashMap, VecDeque},
     hash::{DefaultHasher, Hash, Hasher},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -18,7 +21,7 @@ use rdkafka::{
     message::{Header, OwnedHeaders},
     producer::{FutureProducer, FutureRecord, Producer},
 };
-use tokio::task::JoinHandle;
+use tokio::{sync::Notify, task::JoinHandle};
 
 use super::{
     PARTITIONS, TENANTS,
@@ -36,22 +39,54 @@ pub(super) struct Publishing {
     failure: Arc<Mutex<Option<String>>>,
     task: JoinHandle<()>,
     watch: Arc<Watch>,
+    shares: Arc<Shares>,
 }
 
-/// Starts publishing the plan.
-pub(super) fn start(input: Input, plan: Vec<PlannedDelivery>, brokers: &str) -> Publishing {
+/// The shares of the plan: one before each kill, and one after the last.
+struct Shares {
+    records: usize,
+    shares: usize,
+    /// Number of shares that may be published.
+    released: AtomicUsize,
+    /// Signal to the publisher that another share is released.
+    next: Notify,
+    /// True while the publisher waits for the next share.
+    is_held_back: AtomicBool,
+}
+
+impl Shares {
+    fn new(records: usize, kills: usize) -> Self {
+        let (released, is_held_back) = (AtomicUsize::new(1), AtomicBool::new(false));
+        Self { records, shares: kills + 1, released, next: Notify::new(), is_held_back }
+    }
+
+    /// Returns whether the record at `index` is of a share that is not released yet.
+    fn holds_back(&self, index: usize) -> bool {
+        index >= self.records * self.released.load(Ordering::Relaxed) / self.shares
+    }
+}
+
+/// Starts publishing the plan, in one share more than there are kills.
+pub(super) fn start(
+    input: Input,
+    plan: Vec<PlannedDelivery>,
+    kills: usize,
+    brokers: &str,
+) -> Publishing {
+    let shares = Arc::new(Shares::new(plan.len(), kills));
     let published = Arc::new(AtomicU64::new(0));
     let failure = Arc::new(Mutex::new(None));
     let watch = Arc::new(Watch { brokers: brokers.to_owned() });
     let task = {
         let (published, failure, watch) = (published.clone(), failure.clone(), watch.clone());
+        let shares = shares.clone();
         tokio::spawn(async move {
-            if let Err(error) = publish(input, plan, watch, &published).await {
+            if let Err(error) = publish(input, plan, watch, &published, &shares).await {
                 *failure.lock().expect("no panic while held") = Some(format!("{error:#}"));
             }
         })
     };
-    Publishing { published, failure, task, watch }
+    Publishing { published, failure, task, watch, shares }
 }
 
 impl Publishing {
@@ -61,6 +96,17 @@ impl Publishing {
 
     pub(super) fn failure(&self) -> Option<String> {
         self.failure.lock().expect("no panic while held").clone()
+    }
+
+    /// Releases the records behind the next kill.
+    pub(super) fn release(&self) {
+        self.shares.released.fetch_add(1, Ordering::Relaxed);
+        self.shares.next.notify_one();
+    }
+
+    /// Returns whether the groups have acked all records before the next kill.
+    pub(super) async fn is_held_back(&self) -> Result<bool> {
+        Ok(self.shares.is_held_back.load(Ordering::Acquire) && self.behind().await? == 0)
     }
 
     /// Returns whether everything was published and the groups have acked it.
@@ -173,6 +219,7 @@ async fn publish(
     plan: Vec<PlannedDelivery>,
     watch: Arc<Watch>,
     published: &AtomicU64,
+    shares: &Shares,
 ) -> Result<()> {
     let producer: FutureProducer = ClientConfig::new()
         .set("bootstrap.servers", &watch.brokers)
@@ -183,7 +230,13 @@ async fn publish(
         .context("failed to start the publisher")?;
     let mut lead = Lead::default();
     let mut sent = Vec::new();
-    for delivery in plan {
+    for (index, delivery) in plan.into_iter().enumerate() {
+        while shares.holds_back(index) {
+            settle(&mut sent, &mut lead, published).await?;
+            shares.is_held_back.store(true, Ordering::Release);
+            shares.next.notified().await;
+        }
+        shares.is_held_back.store(false, Ordering::Release);
         let record = input.record(delivery);
         let place = (record.tenant, partition(&record.key));
         let bytes = record.payload.len() + 512;
