@@ -74,6 +74,8 @@ pub struct InboxFixture {
     pub control: Arc<ScriptControl>,
     /// Whether the scripted handlers take the messages of a transaction together.
     batches: bool,
+    /// Whether a transaction has time for all that is delivered together.
+    unhurried: bool,
     finished: AtomicBool,
 }
 
@@ -98,6 +100,13 @@ impl InboxFixture {
         self.batches = true;
     }
 
+    /// From now on a consumer whose policy says nothing of batches has a minute for each. On a busy
+    /// machine the default leaves messages to a second transaction.
+    pub fn unhurried(mut self) -> Self {
+        self.unhurried = true;
+        self
+    }
+
     async fn create() -> Result<Self> {
         let database =
             TestDatabase::create(&SOURCE, async |url: &str| prepare(&url.parse()?).await).await?;
@@ -116,6 +125,7 @@ impl InboxFixture {
             pool,
             control: Arc::default(),
             batches: false,
+            unhurried: false,
             finished: AtomicBool::new(false),
         })
     }
@@ -153,7 +163,9 @@ impl InboxFixture {
     /// A consumer of the tenant. `policy` is TOML; where it says nothing of topics, ack and
     /// identity they are `t`, `after_commit`, and the header `id`.
     pub async fn consumer(&self, tenant: &Tenant, name: &str, policy: &str) -> TestConsumer {
-        let policy = Policy::parse(&with_defaults(policy)).expect("the test's policy");
+        let unhurried = ("batch", "batch = { duration_ms = 60000 }");
+        let more = self.unhurried.then_some(unhurried);
+        let policy = Policy::parse(&with_defaults(policy, more)).expect("the test's policy");
         let row =
             self.admin.consumers().create(&tenant.name, name, &policy).await.expect("a consumer");
         TestConsumer { tenant: tenant.clone(), row, policy }
@@ -450,7 +462,7 @@ pub async fn prepare(options: &PgConnectOptions) -> Result<()> {
     Ok(())
 }
 
-fn with_defaults(policy: &str) -> String {
+fn with_defaults(policy: &str, more: Option<(&str, &str)>) -> String {
     let defaults = [
         ("topics", "topics = ['t']"),
         ("ack", "ack = 'after_commit'"),
@@ -460,9 +472,10 @@ fn with_defaults(policy: &str) -> String {
         ),
     ];
     let missing = defaults
-        .iter()
+        .into_iter()
+        .chain(more)
         .filter(|(key, _)| !policy.lines().any(|line| line.trim_start().starts_with(key)));
-    missing.map(|(_, line)| *line).chain([policy]).collect::<Vec<_>>().join("\n")
+    missing.map(|(_, line)| line).chain([policy]).collect::<Vec<_>>().join("\n")
 }
 
 /// A consumer with what belongs to it.

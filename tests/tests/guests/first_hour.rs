@@ -27,7 +27,7 @@ use tokio::{
 };
 
 /// How long a build or a first start may take, on a machine that does other things as well.
-const PATIENCE: Duration = Duration::from_secs(300);
+const PATIENCE: Duration = Duration::from_secs(1_200);
 const NAME: &str = "my-orders";
 
 /// The program, as a person has it: beside the tests, built by `cargo build --workspace --bins`.
