@@ -12,9 +12,9 @@ use tokio::sync::Semaphore;
 
 use crate::{
     native::{ReplyQueue, elements, text},
-    offsets::{OffsetStore, OffsetTracker, ToCommit},
+    offsets::{OffsetTracker, ToCommit, add_offset, noted},
     partition::Partition,
-    position::{Committed, Positions, note, noted},
+    position::{Committed, Positions},
     rebalance::Context,
     topic_id::TopicId,
 };
@@ -188,38 +188,6 @@ impl Client {
             .ok_or(KafkaError::ConsumerCommit(RDKafkaErrorCode::OperationTimedOut))?;
         check(event.code())
     }
-}
-
-impl OffsetStore for Client {
-    fn store_offset(
-        &self,
-        partition: &Partition,
-        next: i64,
-        topic_id: &TopicId,
-    ) -> Result<(), KafkaError> {
-        // `Consumer::store_offset` would add one, which is wrong where offsets have gaps.
-        let mut list = TopicPartitionList::new();
-        add_offset(&mut list, &partition.topic, partition.number, next, topic_id)?;
-        self.consumer.store_offsets(&list)
-    }
-}
-
-/// Adds an offset to a list, with the topic's id noted beside it. Every offset that is stored or
-/// committed passes through this function.
-pub(crate) fn add_offset(
-    list: &mut TopicPartitionList,
-    topic: &str,
-    partition: i32,
-    next: i64,
-    topic_id: &TopicId,
-) -> KafkaResult<()> {
-    let mut element = list.add_partition(topic, partition);
-    element.set_offset(Offset::Offset(next))?;
-    let note = note(topic_id);
-    if !note.is_empty() {
-        element.set_metadata(note);
-    }
-    Ok(())
 }
 
 /// Returns the committed offset of a partition, from a list that the coordinator has filled in.

@@ -1,15 +1,20 @@
 //! The offsets that may be stored: those of settled records, of partitions that are assigned to
-//! this consumer, by the worker of the present assignment.
+//! this consumer, by the worker of the present assignment. Each is stored with the topic's id in
+//! its note.
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use oncebox_model::hooks;
-use rdkafka::error::KafkaError;
+use oncebox_model::hooks::{self, Defect};
+use rdkafka::{
+    Offset, TopicPartitionList,
+    consumer::Consumer as _,
+    error::{KafkaError, KafkaResult},
+};
 
-use crate::{partition::Partition, topic_id::TopicId};
+use crate::{client::Client, partition::Partition, topic_id::TopicId};
 
 /// A store of offsets for the next commit: librdkafka, or a list in tests.
 pub(crate) trait OffsetStore {
@@ -113,6 +118,56 @@ impl OffsetTracker {
     }
 }
 
+impl OffsetStore for Client {
+    fn store_offset(
+        &self,
+        partition: &Partition,
+        next: i64,
+        topic_id: &TopicId,
+    ) -> Result<(), KafkaError> {
+        // `Consumer::store_offset` would add one, which is wrong where offsets have gaps.
+        let mut list = TopicPartitionList::new();
+        add_offset(&mut list, &partition.topic, partition.number, next, topic_id)?;
+        self.consumer.store_offsets(&list)
+    }
+}
+
+/// Adds an offset to a list, with the topic's id noted beside it. Every offset that is stored or
+/// committed passes through this function.
+pub(crate) fn add_offset(
+    list: &mut TopicPartitionList,
+    topic: &str,
+    partition: i32,
+    next: i64,
+    topic_id: &TopicId,
+) -> KafkaResult<()> {
+    let mut element = list.add_partition(topic, partition);
+    element.set_offset(Offset::Offset(next))?;
+    let note = note(topic_id);
+    if !note.is_empty() {
+        element.set_metadata(note);
+    }
+    Ok(())
+}
+
+/// The first word of this program's notes beside an offset. Other programs may note anything.
+const OURS: &str = "oncebox";
+/// The beginning of the word that holds the topic's id.
+const TOPIC_ID: &str = "topic-id=";
+
+/// Returns the note to commit beside an offset of the topic with that id.
+fn note(topic_id: &TopicId) -> String {
+    let noted = topic_id.as_ref().filter(|_| !hooks::sabotage(Defect::TopicIdNotNoted));
+    noted.map_or_else(String::new, |id| format!("{OURS} {TOPIC_ID}{id}"))
+}
+
+/// Returns the topic's id from a note beside an offset, if this program wrote the note.
+pub(crate) fn noted(note: &[u8]) -> TopicId {
+    let mut words = std::str::from_utf8(note).ok()?.split(' ');
+    words.next().filter(|word| *word == OURS)?;
+    words.find_map(|word| word.strip_prefix(TOPIC_ID)).filter(|id| !id.is_empty()).map(Arc::from)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,5 +210,24 @@ mod tests {
         let tracker = OffsetTracker::default();
         tracker.assign(partition(), 1);
         assert!(tracker.revoke([partition()].iter()).is_empty());
+    }
+
+    #[test]
+    fn a_note_of_another_program_is_no_topic() {
+        let id: TopicId = Some("cGkQNj1IQ2iKZ4wCjoO8jg".into());
+        assert_eq!(noted(note(&id).as_bytes()), id);
+        assert_eq!(noted(format!("{} more=1", note(&id)).as_bytes()), id);
+        assert_eq!(note(&None), "");
+        for other in [
+            &b""[..],
+            b"oncebox",
+            b"oncebox topic-id=",
+            b"topic-id=a",
+            b"another topic-id=a",
+            b"\xff\xfe",
+            b"oncebox \xff topic-id=a",
+        ] {
+            assert_eq!(noted(other), None, "{other:?}");
+        }
     }
 }

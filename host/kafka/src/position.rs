@@ -1,7 +1,5 @@
 //! The offset at which a partition starts.
 
-use std::sync::Arc;
-
 use oncebox_model::hooks::{self, Defect};
 
 use crate::topic_id::TopicId;
@@ -36,24 +34,6 @@ pub(crate) struct Positions {
     pub(crate) low: i64,
     /// The offset after the last record.
     pub(crate) high: i64,
-}
-
-/// The first word of this program's notes beside an offset. Other programs may note anything.
-const OURS: &str = "oncebox";
-/// The beginning of the word that holds the topic's id.
-const TOPIC_ID: &str = "topic-id=";
-
-/// Returns the note to commit beside an offset of the topic with that id.
-pub(crate) fn note(topic_id: &TopicId) -> String {
-    let noted = topic_id.as_ref().filter(|_| !hooks::sabotage(Defect::TopicIdNotNoted));
-    noted.map_or_else(String::new, |id| format!("{OURS} {TOPIC_ID}{id}"))
-}
-
-/// Returns the topic's id from a note beside an offset, if this program wrote the note.
-pub(crate) fn noted(note: &[u8]) -> TopicId {
-    let mut words = std::str::from_utf8(note).ok()?.split(' ');
-    words.next().filter(|word| *word == OURS)?;
-    words.find_map(|word| word.strip_prefix(TOPIC_ID)).filter(|id| !id.is_empty()).map(Arc::from)
 }
 
 /// The start of a partition, and whether records are lost by it.
@@ -103,6 +83,8 @@ pub(crate) fn start(positions: &Positions, topic_id: &TopicId) -> PartitionStart
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     fn committed(offset: i64, topic_id: Option<&str>) -> Option<Committed> {
@@ -153,24 +135,5 @@ mod tests {
             PartitionStart::Committed(15),
             "of brokers that tell no ids"
         );
-    }
-
-    #[test]
-    fn a_note_of_another_program_is_no_topic() {
-        let id: TopicId = Some("cGkQNj1IQ2iKZ4wCjoO8jg".into());
-        assert_eq!(noted(note(&id).as_bytes()), id);
-        assert_eq!(noted(format!("{} more=1", note(&id)).as_bytes()), id);
-        assert_eq!(note(&None), "");
-        for other in [
-            &b""[..],
-            b"oncebox",
-            b"oncebox topic-id=",
-            b"topic-id=a",
-            b"another topic-id=a",
-            b"\xff\xfe",
-            b"oncebox \xff topic-id=a",
-        ] {
-            assert_eq!(noted(other), None, "{other:?}");
-        }
     }
 }

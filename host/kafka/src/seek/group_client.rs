@@ -11,9 +11,10 @@ use rdkafka::{
 
 use super::target::{GroupPosition, SeekError, SeekTo};
 use crate::{
-    client::{add_offset, committed_in},
+    client::committed_in,
     config::ConsumerConfig,
     error::ConsumerError,
+    offsets::add_offset,
     topic_id::{self, TopicId},
 };
 
