@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, thread, time::Duration};
 
-use oncebox_model::hooks;
+use oncebox_model::{hooks, inbox::Inbox};
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -13,7 +13,6 @@ use crate::{
     error::ConsumerError,
     event_loop::EventLoop,
     handle::ConsumerHandle,
-    inbox::Inbox,
     metric::Labels,
     offsets::OffsetTracker,
     pause::PauseList,

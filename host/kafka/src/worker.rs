@@ -10,6 +10,7 @@ use std::{
 
 use oncebox_model::{
     hooks::{self, Defect},
+    inbox::{Inbox, PartitionInbox, PartitionInboxError},
     record::Record,
 };
 use tokio::sync::{Notify, mpsc};
@@ -19,7 +20,6 @@ use crate::{
     backoff::Backoff,
     client::Client,
     error::ConsumerError,
-    inbox::{Inbox, PartitionInbox, PartitionInboxError},
     metric::Labels,
     offsets::{OffsetTracker, Stored},
     partition_state::PartitionState,

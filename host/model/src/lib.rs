@@ -17,6 +17,8 @@ pub mod policy;
 pub mod event_versions;
 // The interface between the inbox and the handlers.
 pub mod handler;
+// The interface between a Kafka consumer and the inbox.
+pub mod inbox;
 // The results of a run, and every way in which it can fail.
 pub mod outcome;
 // The open transaction, as a handler may use it.

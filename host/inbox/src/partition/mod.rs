@@ -9,7 +9,8 @@
 mod route;
 // Parking of records and messages that cannot be handled.
 pub(crate) mod parking;
-// Messages that run alone, since one of them may kill the process.
+// A partition that is taken and given up; messages that run alone, since one of them may kill the
+// process.
 mod probation;
 // Detection of one payload under two ids.
 mod duplicate_payloads;
@@ -18,11 +19,12 @@ mod clock;
 
 use std::sync::Arc;
 
-use futures::FutureExt;
+use futures::{FutureExt, TryFutureExt, future::BoxFuture};
 use oncebox_model::{
     error::InboxError,
     handler::Handlers,
     hooks::{self, Defect},
+    inbox::PartitionInboxError,
     message::Message,
     policy::{Ack, Collision},
     record::Record,
@@ -44,10 +46,6 @@ use crate::{
 
 /// Outages in a row without progress, after which the messages that ran are suspected as the cause.
 const OUTAGES_MAX: u32 = 2;
-
-/// Messages that run under a lease after a sign that one of them kills the process. A whole batch
-/// where that is more.
-const PROBATION_MESSAGES: usize = 64;
 
 /// The inbox of one assigned partition.
 pub struct PartitionInbox {
@@ -78,47 +76,29 @@ pub struct PartitionInbox {
     permit: Option<Permit>,
 }
 
-impl PartitionInbox {
-    /// Opens a partition that was assigned, at the offset where consumption starts.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error where the probation row cannot be written.
-    pub async fn open(
-        consumer: Arc<ConsumerInbox>,
-        topic: &str,
-        partition: i32,
-        next_offset: i64,
-    ) -> Result<Self, InboxError> {
-        let suspect = consumer.take_partition(topic, partition, next_offset).await?;
-        if suspect {
-            tracing::warn!(
-                tenant = consumer.tenant,
-                consumer = consumer.name,
-                topic,
-                partition,
-                next_offset,
-                "an earlier process died at this offset; the next messages run alone, under a lease"
-            );
-        }
-        let probation = if suspect { on_probation(&consumer) } else { 0 };
-        let duplicate_payloads = DuplicatePayloads::default();
-        Ok(Self {
-            consumer,
-            topic: topic.to_owned(),
-            partition,
-            probation,
-            suspected: 0,
-            outages: 0,
-            single_runs_left: 0,
-            made_progress: false,
-            is_cleared: false,
-            duplicate_payloads,
-            clock: DatabaseClock::default(),
-            permit: None,
-        })
+// Each method calls the inherent one of its name.
+impl oncebox_model::inbox::PartitionInbox for PartitionInbox {
+    fn ready(&mut self, records: usize) -> BoxFuture<'_, ()> {
+        self.ready(records).boxed()
     }
 
+    fn process<'a>(
+        &'a mut self,
+        records: &'a [Record],
+    ) -> BoxFuture<'a, Result<usize, PartitionInboxError>> {
+        self.process(records).map_err(PartitionInboxError::from).boxed()
+    }
+
+    fn batch_max(&self) -> usize {
+        self.batch_max()
+    }
+
+    fn close<'a>(self: Box<Self>, _next_offset: i64) -> BoxFuture<'a, ()> {
+        (*self).close().boxed()
+    }
+}
+
+impl PartitionInbox {
     /// Returns the number of records that one call of `process` can use.
     pub fn batch_max(&self) -> usize {
         self.consumer.policy.batch.messages_max
@@ -209,19 +189,6 @@ impl PartitionInbox {
             self.progressed(&permit.admission).await?;
         }
         Ok(settled)
-    }
-
-    /// Gives the partition up cleanly: deletes its probation row.
-    pub async fn close(mut self) {
-        if self.is_cleared {
-            return;
-        }
-        self.permit = None;
-        let admission = self.consumer.admit_first().await;
-        if let Err(error) = self.progressed(&admission).await {
-            tracing::debug!(%error, "failed to clear the probation row; the next process will be \
-                careful");
-        }
     }
 
     /// Parks all records at the front that are to be parked, and returns how many they are.
@@ -431,11 +398,6 @@ impl PartitionInbox {
         }
         Ok(())
     }
-}
-
-/// Returns how many messages run under a lease while a partition is on probation.
-fn on_probation(consumer: &ConsumerInbox) -> usize {
-    PROBATION_MESSAGES.max(consumer.policy.batch.messages_max)
 }
 
 /// Returns the message of a routed one.

@@ -3,10 +3,72 @@
 //! The host writes a row per held partition when it takes the partition. It deletes the row at the
 //! first progress or at a clean hand-over.
 
+use std::sync::Arc;
+
 use oncebox_model::error::InboxError;
 use sqlx::Row;
 
+use super::{PartitionInbox, clock::DatabaseClock, duplicate_payloads::DuplicatePayloads};
 use crate::{admission::Admission, batch::commit::commit_host, consumer::ConsumerInbox};
+
+/// Messages that run under a lease after a sign that one of them kills the process. A whole batch
+/// where that is more.
+const PROBATION_MESSAGES: usize = 64;
+
+impl PartitionInbox {
+    /// Opens a partition that was assigned, at the offset where consumption starts.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error where the probation row cannot be written.
+    pub async fn open(
+        consumer: Arc<ConsumerInbox>,
+        topic: &str,
+        partition: i32,
+        next_offset: i64,
+    ) -> Result<Self, InboxError> {
+        let suspect = consumer.take_partition(topic, partition, next_offset).await?;
+        if suspect {
+            tracing::warn!(
+                tenant = consumer.tenant,
+                consumer = consumer.name,
+                topic,
+                partition,
+                next_offset,
+                "an earlier process died at this offset; the next messages run alone, under a lease"
+            );
+        }
+        let probation = if suspect { on_probation(&consumer) } else { 0 };
+        let duplicate_payloads = DuplicatePayloads::default();
+        Ok(Self {
+            consumer,
+            topic: topic.to_owned(),
+            partition,
+            probation,
+            suspected: 0,
+            outages: 0,
+            single_runs_left: 0,
+            made_progress: false,
+            is_cleared: false,
+            duplicate_payloads,
+            clock: DatabaseClock::default(),
+            permit: None,
+        })
+    }
+
+    /// Gives the partition up cleanly: deletes its probation row.
+    pub async fn close(mut self) {
+        if self.is_cleared {
+            return;
+        }
+        self.permit = None;
+        let admission = self.consumer.admit_first().await;
+        if let Err(error) = self.progressed(&admission).await {
+            tracing::debug!(%error, "failed to clear the probation row; the next process will be \
+                careful");
+        }
+    }
+}
 
 impl ConsumerInbox {
     /// Takes a partition at an offset and writes its probation row. Returns true where an earlier
@@ -47,4 +109,9 @@ impl ConsumerInbox {
         let cleared = transaction.rows(query).await;
         commit_host(transaction, cleared).await.map(drop)
     }
+}
+
+/// Returns how many messages run under a lease while a partition is on probation.
+fn on_probation(consumer: &ConsumerInbox) -> usize {
+    PROBATION_MESSAGES.max(consumer.policy.batch.messages_max)
 }

@@ -3,11 +3,12 @@
 
 use std::{sync::Arc, time::Instant};
 
+use oncebox_model::inbox::{PartitionInbox, PartitionInboxError};
+
 use super::{ExpectedOffset, PartitionWorker};
 use crate::{
     client::Client,
     error::ConsumerError,
-    inbox::{PartitionInbox, PartitionInboxError},
     metric::Labels,
     partition::Partition,
     position::{Committed, PartitionStart, Positions, start},

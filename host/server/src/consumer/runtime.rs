@@ -9,10 +9,9 @@ use oncebox_control::{Consumer, RunMode};
 use oncebox_inbox::{ConsumerInbox, PartitionInbox, Sessions, retry};
 use oncebox_kafka::{Drained, PartitionInboxError};
 use oncebox_model::{
-    BreakerState, InboxError,
+    BreakerState,
     handler::Handlers,
     policy::{Schemas, WireFormat},
-    record::Record,
 };
 use tokio::{sync::Notify, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -239,38 +238,9 @@ impl oncebox_kafka::Inbox for KafkaInbox {
         async move {
             let opened = PartitionInbox::open(self.0.clone(), &topic, partition, next_offset).await;
             opened
-                .map(|inbox| {
-                    Box::new(KafkaPartitionInbox(inbox)) as Box<dyn oncebox_kafka::PartitionInbox>
-                })
-                .map_err(inbox_error)
+                .map(|inbox| Box::new(inbox) as Box<dyn oncebox_kafka::PartitionInbox>)
+                .map_err(PartitionInboxError::from)
         }
         .boxed()
     }
-}
-
-struct KafkaPartitionInbox(PartitionInbox);
-
-impl oncebox_kafka::PartitionInbox for KafkaPartitionInbox {
-    fn ready(&mut self, records: usize) -> BoxFuture<'_, ()> {
-        self.0.ready(records).boxed()
-    }
-
-    fn process<'a>(
-        &'a mut self,
-        records: &'a [Record],
-    ) -> BoxFuture<'a, Result<usize, PartitionInboxError>> {
-        async move { self.0.process(records).await.map_err(inbox_error) }.boxed()
-    }
-
-    fn batch_max(&self) -> usize {
-        self.0.batch_max()
-    }
-
-    fn close<'a>(self: Box<Self>, _next_offset: i64) -> BoxFuture<'a, ()> {
-        self.0.close().boxed()
-    }
-}
-
-fn inbox_error(error: InboxError) -> PartitionInboxError {
-    PartitionInboxError { text: error.to_string(), pause: error.retry_after() }
 }

@@ -1,9 +1,10 @@
-//! The interface between a Kafka consumer and the inbox.
+//! The interface between a Kafka consumer and the inbox. Neither knows the other; both know this.
 
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use oncebox_model::record::Record;
+
+use crate::{error::InboxError, record::Record};
 
 /// The receiver of the records of assigned partitions.
 pub trait Inbox: Send + Sync + 'static {
@@ -60,4 +61,10 @@ pub struct PartitionInboxError {
     /// The time after which the inbox wants the records again, where nothing failed. The partition
     /// is paused until then. None stands for a failure.
     pub pause: Option<Duration>,
+}
+
+impl From<InboxError> for PartitionInboxError {
+    fn from(error: InboxError) -> Self {
+        Self { text: error.to_string(), pause: error.retry_after() }
+    }
 }
