@@ -5,7 +5,6 @@
 
 mod decode;
 mod encode;
-mod interface;
 mod numeric;
 mod run;
 mod session;

@@ -1,7 +1,8 @@
-//! The run of one statement, from its text to its rows.
+//! The functions `query` and `execute`: the run of one statement, from its text to its rows.
 
 use futures::TryStreamExt;
 use oncebox_model::{
+    hooks,
     policy::Limits,
     sqlstate,
     tx::{OpenStatement, Tx},
@@ -18,7 +19,10 @@ use super::{
     types::{is_too_deep, is_unknown},
 };
 use crate::{
-    bindings::oncebox::handler::sql::{Column, DatabaseError, Element, Error, Value},
+    bindings::oncebox::handler::sql::{
+        self, Column, DatabaseError, Element, Error, ResultSet, Value,
+    },
+    state::StoreState,
     text::bounded,
 };
 
@@ -50,6 +54,51 @@ pub struct SqlAnswer {
     pub rows: Vec<Vec<Value>>,
     /// Number of rows that were returned or changed.
     pub rows_affected: u64,
+}
+
+impl sql::Host for StoreState {
+    async fn query(
+        &mut self,
+        statement: String,
+        params: Vec<Value>,
+    ) -> wasmtime::Result<Result<ResultSet, Error>> {
+        let answer = self.run(StatementMode::Query, &statement, &params).await?;
+        Ok(answer.map(|answer| ResultSet { columns: answer.columns, rows: answer.rows }))
+    }
+
+    async fn execute(
+        &mut self,
+        statement: String,
+        params: Vec<Value>,
+    ) -> wasmtime::Result<Result<u64, Error>> {
+        let answer = self.run(StatementMode::Execute, &statement, &params).await?;
+        Ok(answer.map(|answer| answer.rows_affected))
+    }
+}
+
+impl StoreState {
+    async fn run(
+        &mut self,
+        mode: StatementMode,
+        statement: &str,
+        params: &[Value],
+    ) -> wasmtime::Result<Result<SqlAnswer, Error>> {
+        if let Some(recording) = &mut self.recording {
+            recording.sent(mode, statement, params);
+        }
+        let result = match self.session.admit(statement, &self.limits) {
+            Ok(()) => match self.tx() {
+                Ok(tx) => run_statement(&tx, &self.limits, mode, statement, params).await,
+                Err(stop) => Err(stop),
+            },
+            Err(error) => Err(SqlStop::Guest(error)),
+        };
+        hooks::point("runtime:sql:after");
+        if let Some(recording) = &mut self.recording {
+            recording.answered(&result).await;
+        }
+        self.session.answer(result)
+    }
 }
 
 /// Runs one statement of a guest. Dropping the future condemns the connection.
