@@ -5,22 +5,78 @@
 -- (it runs later, under a lease) or `parked` (an operator decides). A message with a row is a
 -- duplicate: the answer has the row's status and result, and whether both payloads are equal.
 --
--- Uniqueness. No unique index spans the time partitions. So the function first takes an advisory
--- lock for each message, in the order of the lock numbers, and only then, in later statements,
--- looks for the ids and inserts. Under READ COMMITTED those statements' snapshots are younger than
--- the locks, and a commit is visible before its locks are released. So they see what every earlier
--- holder of a lock committed, in any time partition.
+-- The session logs in as the tenant's role, which has no rights on the tables of this schema. The
+-- function runs as their owner. SQLSTATEs that begin with OB are this schema's own.
 --
--- Order. `p_ordering` is the number that a message shares with the other messages of its key, and
--- `p_sequence` is the version that it makes of its aggregate. A transaction that runs or settles a
--- message of a key holds the key's lock from before any SQL of the guest to its COMMIT, and reads
--- the key's rows in a later statement. So of two such transactions the second sees what the first
--- left. A claim only tries a key's lock: a wait would hold up all other keys for as long as a
--- handler runs. Where another transaction holds the lock, the message becomes `received`, and a
--- retry worker runs it. Where an earlier message of the key is open, it becomes `waiting`.
+-- Parameters of the call:
 --
--- `lost_record` is true for a dead letter whose record the inbox no longer has and this delivery
--- may bring back; see `restore_records`.
+--   p_secret         secret of the tenant, known to hosts alone; `authorize` compares its hash
+--   p_consumer       key of the consumer's row; the scope of ids, keys and locks
+--   p_generation     generation of the deployments by which the host chose the handlers; refused
+--                    (OB005) below the consumer's `generation_required`, so that a version that was
+--                    rolled back completes no message
+--   p_status         status of a new row: `completed`, `received` or `parked`
+--   p_topic,         the Kafka partition of all records of the call
+--   p_partition
+--
+-- Parameters of the messages: parallel arrays, one element for each message, in the order of the
+-- partition. They are empty with `dedup = "off"`: the call then checks the caller and inserts the
+-- guard row.
+--
+--   p_id             id under which the message is deduplicated; never null
+--   p_offset         Kafka's offset of the record
+--   p_timestamp_ms   time of the record, milliseconds since 1970 by the producer's or the broker's
+--                    clock; 0: the record has none
+--   p_key            key of the record; null: the record has none
+--   p_ordering_key   key that the policy orders by, which is also the key of the message's
+--                    aggregate; null: the message has none
+--   p_source         CloudEvents `source`, or the topic
+--   p_event_type     type of the event; empty: the record could not be decoded
+--   p_event_version  version of the event's schema; null: the record names none
+--   p_content_type   media type of the payload; null: the record names none
+--   p_trace_parent   W3C trace context; null: the record has none
+--   p_hash           SHA-256 of the payload; null: the record has no payload
+--   p_version        version of the handler that is to run the message; null: none is
+--   p_reason         why the row is `parked`, or why it is `received` instead of run; null: there
+--                    is no reason to keep
+--   p_headers,       encoded headers and payload that the row keeps; null: the policy keeps none,
+--   p_payload        or the record has no payload
+--   p_ordering       number that the message shares with the messages that it must run in order
+--                    with (see Order); null: no order. Null instead of an array: no message of the
+--                    call has an order
+--   p_sequence       version that the message makes of its aggregate; null: it makes none, or
+--                    `p_ordering` is null
+--
+-- Columns of the answer:
+--
+--   ordinal          position of the message in the arrays, from 1
+--   outcome          `new`: this call inserted the row. `waiting`: it did, but not as `completed`,
+--                    but as `received` or `waiting`, since it is not the message's turn (see
+--                    Order). `known`: the message is a duplicate; it has a row, or its id comes
+--                    earlier in `p_id`. `elsewhere`: another session inserted a row despite the
+--                    locks; the host rolls back and claims again
+--   known_status     status of the message's row
+--   same_payload     whether the row's payload hash is that of this delivery
+--   known_result     result that the row of a duplicate keeps, as JSON; null: none
+--   lost_record      true for a dead letter whose record the inbox no longer has and this delivery
+--                    may bring back; see `restore_records`
+--
+-- Uniqueness. The inbox is partitioned by the time of the last change of `status` (`bucket`), so
+-- that old rows are dropped with their partition. No unique index spans these time partitions. So
+-- the function first takes an advisory lock for each message, in the order of the lock numbers, and
+-- only then, in later statements, looks for the ids and inserts. Under READ COMMITTED those
+-- statements' snapshots are younger than the locks, and a commit is visible before its locks are
+-- released. So they see what every earlier holder of a lock committed, in any time partition.
+--
+-- Order. `p_ordering` is a 64-bit hash of the consumer and the key, or of the consumer and the
+-- partition. An aggregate is the thing that a key names, such as one order or one account;
+-- `p_sequence` counts the changes of it. A transaction that runs or settles a message of a key
+-- holds the key's lock from before any SQL of the handler to its COMMIT, and reads the key's rows
+-- in a later statement. So of two such transactions the second sees what the first left. A claim
+-- only tries a key's lock: a wait would hold up all other keys for as long as a handler runs. Where
+-- another transaction holds the lock, the message becomes `received`, and a retry worker runs it.
+-- Where an earlier message of the key is open (it is still to run, or is a dead letter or parked),
+-- the message becomes `waiting`.
 --
 -- Plans. Each statement reads one row by its key, or the head of an index. A time partition that
 -- was made ahead has no statistics, and a plan for an empty table scans all of it once it has
@@ -38,16 +94,24 @@ RETURNS TABLE (ordinal bigint, outcome text, known_status text, same_payload boo
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
+    -- Retention class of the consumer, bucket of new rows, lowest generation that may claim.
     v record;
+    -- Locks that were taken, and rows that were inserted.
     v_locks bigint;
     v_claimed bigint;
+    -- Position of the first occurrence of each id; null instead of an array where no id comes
+    -- twice.
     v_first bigint[];
+    -- The row that each id has; null elements where it has none.
     v_status text[];
     v_hash bytea[];
     v_result text[];
     v_lost boolean[];
+    -- Elements of `p_ordering` whose locks other transactions hold.
     v_taken bigint[];
+    -- Positions of messages with an open row before them in their order.
     v_blocked bigint[];
+    -- Status that each new row gets; null for `p_status`.
     v_becomes text[];
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -65,8 +129,9 @@ BEGIN
         INSERT INTO oncebox.guard VALUES (pg_current_xact_id()) ON CONFLICT DO NOTHING;
     END IF;
 
-    -- In the order of the lock numbers, not of the ids: two ids may share a lock, and locks taken
-    -- in two orders deadlock.
+    -- The number of a message's lock is the upper half of a hash of its id. The locks are taken in
+    -- the order of these numbers, not of the ids: two ids may share a lock, and locks taken in two
+    -- orders deadlock.
     PERFORM pg_advisory_xact_lock(p_consumer, l.key)
         FROM (SELECT DISTINCT (hashtextextended(u.id, p_consumer::bigint) >> 32)::int AS key
             FROM unnest(p_id) AS u(id) ORDER BY 1) AS l;
@@ -106,7 +171,9 @@ BEGIN
         LIMIT 1
     ) k ON true;
 
-    -- Messages behind an open row of their key, and the status that each message gets.
+    -- Messages behind an open row of their key, and the status that each message gets. Of new
+    -- messages that are stored together, the first of each key is due and the others wait. Of those
+    -- that run, the host itself makes the others wait where the first one fails.
     IF p_ordering IS NOT NULL AND p_status <> 'parked' THEN
         SELECT array_agg(u.ordinal) INTO v_blocked
         FROM unnest(p_ordering, p_sequence) WITH ORDINALITY AS u(ordering, sequence, ordinal)
@@ -141,6 +208,9 @@ BEGIN
             AS u(ordering, key, sequence, ordinal);
     END IF;
 
+    -- A `completed` row counts its first attempt, and a `received` one is due at once. A message
+    -- without a version gets its position in the order of its key from a counter. A conflict means
+    -- that another session inserted the row despite the lock; the counts below then differ.
     INSERT INTO oncebox.inbox AS i (consumer_id, message_id, retention_class, bucket,
         topic, partition, "offset", record_timestamp_ms, key, ordering_key,
         source, event_type, event_version, content_type, trace_parent,
@@ -178,6 +248,7 @@ BEGIN
     ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS v_claimed = ROW_COUNT;
 
+    -- One answer for each id.
     RETURN QUERY
     SELECT o.ordinal,
         CASE WHEN o.known IS NOT NULL OR o.first <> o.ordinal THEN 'known'

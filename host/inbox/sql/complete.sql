@@ -1,9 +1,35 @@
--- Ends a transaction that claimed or resumed: writes what differs from a plain completion,
--- withdraws claims that were not run, and takes the guard away. Raises unless the claim belongs to
--- this very transaction.
+-- Ends a transaction that claimed or resumed messages, as the host's last statement before COMMIT:
+-- withdraws the claims that did not run, writes the rows that differ from a plain completion, and
+-- deletes the guard row. Raises where the transaction has no guard row, or where a row was neither
+-- inserted by it nor leased to it.
 --
--- Of what it claimed, messages that wait for their turn get what they will need; where a message of
--- a key came to its end under a lease, the next one is due. Each failure is kept in the history.
+-- A message that was claimed as `completed`, ran and left no result needs nothing here: its row
+-- says so already. A message that completes, or is skipped, under a lease makes the next message of
+-- its key due. Each failure is kept in the history.
+--
+-- Parameters of the call:
+--
+--   p_secret         secret of the tenant, known to hosts alone
+--   p_consumer       key of the consumer's row
+--   p_withdrawn      ids of messages that this transaction claimed and did not run, since its time
+--                    was over; their rows are deleted, and the host offers the messages again
+--
+-- Parameters of the rows that change: parallel arrays, one element for each row.
+--
+--   p_id             id of the message
+--   p_epoch          0: this transaction inserted the row. Else the number of the lease under which
+--                    the message ran
+--   p_status         new status
+--   p_reason         reason of the status, such as the kind of the failure; null: none
+--   p_error          text of the failure, for readers; null: none
+--   p_result         result of the handler, as JSON; null: none
+--   p_delay_ms       `failed_retryable`: milliseconds until the next attempt. `waiting`: longest
+--                    wait for missing versions; null: until an earlier message of its key ends.
+--                    Without meaning for any other status
+--   p_version        version of the handler that ran the message; null: the row keeps its own
+--   p_keep           whether the row keeps headers and payload; false deletes both
+--   p_headers,       encoded headers and payload to be written; null: those of the row stay
+--   p_payload
 CREATE OR REPLACE FUNCTION oncebox_host.complete(
     p_secret bytea, p_consumer int, p_withdrawn text[], p_id text[], p_epoch bigint[],
     p_status text[], p_reason text[], p_error text[], p_result text[], p_delay_ms bigint[],
@@ -24,6 +50,7 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'no claim in this transaction' USING ERRCODE = 'OB002';
     END IF;
+    -- `xmin` is the transaction that wrote the row as it is now.
     FOREACH v_id IN ARRAY p_withdrawn LOOP
         DELETE FROM oncebox.inbox i
         WHERE i.consumer_id = p_consumer AND i.retention_class = v.class AND i.message_id = v_id

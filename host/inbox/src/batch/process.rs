@@ -1,21 +1,29 @@
 //! The protocol: one transaction from claim to commit.
 //!
-//! A batch is the front of one partition: decoded records, each with its handler. One transaction
-//! of a batch takes four steps:
+//! A batch is the messages at the front of one Kafka partition: decoded, each with its handler, a
+//! WebAssembly component that the tenant uploaded. One transaction of a batch takes four steps:
 //!
-//! 1. `claim` inserts an inbox row for each message that has none, as `completed` at once. It also
-//!    inserts a guard row. The deferred trigger of the guard row refuses every COMMIT that
-//!    `complete` did not precede.
+//! 1. `claim` inserts an inbox row for each message that has none, as `completed` at once, so that
+//!    a message that succeeds costs no second write. It also inserts a guard row. The deferred
+//!    trigger of the guard row refuses every COMMIT that `complete` did not precede.
 //! 2. Each new message goes to its handler, whose SQL runs in this very transaction.
 //! 3. `complete` writes results and failures into the rows, and deletes the guard row.
 //! 4. COMMIT makes the rows durable together with the effects of the handlers.
 //!
 //! A message that has a row already is a duplicate: no handler runs, and its row settles it. A new
-//! message may have to wait for an earlier one of its key. Its own row settles it, and a retry
-//! worker runs it later. Settled means that Kafka's offset may move past the message.
+//! message may have to wait for an earlier one of its ordering key. Its own row settles it, and a
+//! retry worker runs it later. Settled means that Kafka's offset may move past the message: it is
+//! completed, or its row says what happens next.
 //!
-//! A leased message is a batch of one, whose transaction begins with `resume` instead of `claim`.
-//! [`settle`](super::settle) repeats transactions until the front of a batch is settled.
+//! A retry worker runs a message from its row. It first leases the message: it writes into the row,
+//! and commits, that it has the message until a certain time. The leased message is then a batch of
+//! one, whose transaction begins with `resume` instead of `claim`.
+//!
+//! A transaction that cannot commit ends with an [`Abort`], the reason. Nothing of it remains, and
+//! [`settle`](super::settle) repeats it with fewer messages, later or with savepoints, until the
+//! front of the batch is settled. An error of the host, such as a lost connection, ends that: the
+//! partition's worker offers the messages again. So it does where the answer to a COMMIT is lost,
+//! and the next claim finds out: the rows are there, or they are not.
 
 use oncebox_model::error::InboxError;
 use tokio::time::Instant;
@@ -38,7 +46,8 @@ use crate::{
 
 impl ConsumerInbox {
     /// Runs one transaction: claim, handle, complete, commit. The messages that it returns as
-    /// settled may be acked.
+    /// settled may be acked. The caller got the `admission`, the host's permission to have a
+    /// transaction open.
     pub(crate) async fn transact(
         &self,
         admission: &Admission,
@@ -60,7 +69,7 @@ impl ConsumerInbox {
         mode: SavepointMode,
     ) -> Result<Settled, Abort> {
         let Some(mut state) = BatchState::open(self, transaction, batch).await? else {
-            return Ok(Settled::default()); // the lease is lost
+            return Ok(Settled::default()); // the lease is lost, or was given back
         };
         while let Some(next) = state.next() {
             self.handle_next(transaction, &mut state, next, mode).await?;
@@ -82,8 +91,10 @@ impl ConsumerInbox {
         }
     }
 
-    /// Runs one message. With savepoints a failure is rolled back and becomes the message's row;
-    /// without them it aborts the transaction.
+    /// Runs one message. With [`SavepointMode::Savepoints`], the message's effects are rolled back
+    /// where it fails, and the failure goes into its row. With [`SavepointMode::Optimistic`], which
+    /// saves two statements for each message, a failure aborts the transaction. [`CallResult`] and
+    /// [`Abort`] describe the cases.
     async fn handle(
         &self,
         transaction: &Transaction<'_>,
@@ -93,8 +104,10 @@ impl ConsumerInbox {
     ) -> Result<(), Abort> {
         let (tx, routed) = (transaction.tx(), &state.batch[index]);
         set_savepoint(tx, mode).await?;
+        // A candidate version may be tried on this message after the commit; the changes that the
+        // live version makes are then captured, to compare them.
         let watch = shadow::watch(tx, routed.shadow.is_some()).await?;
-        routed.point_before_call();
+        routed.point_before_call(); // where tests kill the process
         let began = Instant::now();
         let result = call(self.call(routed), tx).await;
         self.count_duration(&routed.request.message, began.elapsed());
@@ -103,7 +116,7 @@ impl ConsumerInbox {
             CallResult::Ok(result) => {
                 state.sample(transaction, index, watch, &result).await.map_err(at_completion)?;
                 if routed.lease.is_none() {
-                    release_savepoint(tx, mode).await?; // a leased message is the only one
+                    release_savepoint(tx, mode).await?; // COMMIT releases that of a leased message
                 }
                 state.succeeded(index, result);
                 Ok(())
