@@ -10,18 +10,15 @@ use oncebox_model::{
     connect::{self, CONNECT_TIMEOUT, NOTICE_SILENCE},
     error::InboxError,
     hooks::{self, Defect},
-    meter::Meter,
     session_target::SessionTarget,
     sqlstate,
-    tx::{Silence, Tx, bounded},
+    tx::{Silence, bounded},
 };
-use sqlx::{
-    ConnectOptions, Connection, Executor, PgConnection, PgPool, postgres::PgConnectOptions,
-};
+use sqlx::{ConnectOptions, Connection, PgConnection, PgPool, postgres::PgConnectOptions};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
-use super::{budget::Budget, reconnect::ConnectBackoff, transaction::Transaction};
-use crate::admission::{Admission, Scheduler};
+use super::{budget::Budget, reconnect::ConnectBackoff};
+use crate::admission::Scheduler;
 
 /// Settings of every session of a tenant. They travel as startup options, so they hold after `RESET
 /// ALL` and override the defaults of a role.
@@ -54,7 +51,7 @@ pub struct Sessions {
     access: Arc<watch::Sender<Arc<Access>>>,
     /// Longest wait for a lock, where it differs from that of `access`.
     giving_way: Option<Duration>,
-    budget: Arc<Budget>,
+    pub(super) budget: Arc<Budget>,
     /// The host's own connections. One of them ends a backend whose client went away.
     pub(super) admin: PgPool,
     pub(super) idle: Mutex<VecDeque<Session>>,
@@ -193,57 +190,6 @@ impl Sessions {
         self.budget.scheduler()
     }
 
-    /// Begins a transaction without an admission, on an idle connection or a new one.
-    ///
-    /// # Errors
-    ///
-    /// Fails where the database is unavailable, or drops the session's startup options.
-    pub async fn begin(&self) -> Result<Transaction<'_>, InboxError> {
-        self.begin_metered(&Arc::default()).await
-    }
-
-    /// Begins a transaction under an admission, whose meter counts its time.
-    pub(crate) async fn begin_admitted(
-        &self,
-        admission: &Admission,
-    ) -> Result<Transaction<'_>, InboxError> {
-        self.begin_metered(admission.meter()).await
-    }
-
-    async fn begin_metered(&self, meter: &Arc<Meter>) -> Result<Transaction<'_>, InboxError> {
-        while let Some(session) = self.take_idle() {
-            // An idle connection may have died with its server; that says nothing about a new one.
-            if let Ok(transaction) = self.begin_on(session, meter).await {
-                return Ok(transaction);
-            }
-            self.away.lost(None);
-            // The other idle connections are as old.
-            self.idle.lock().expect("no panic while held").clear();
-        }
-        self.begin_on(self.connect().await?, meter).await
-    }
-
-    /// Begins a transaction where a connection is to spare, and returns none where it is not. Never
-    /// waits for a connection.
-    pub(crate) async fn begin_spare(
-        &self,
-        admission: &Admission,
-    ) -> Result<Option<Transaction<'_>>, InboxError> {
-        let meter = admission.meter();
-        if self.budget.is_short() {
-            self.idle.lock().expect("no panic while held").clear();
-            return Ok(None);
-        }
-        if let Some(session) = self.take_idle()
-            && let Ok(transaction) = self.begin_on(session, meter).await
-        {
-            return Ok(Some(transaction));
-        }
-        let Some(permit) = self.budget.spare() else { return Ok(None) };
-        let session = self.connect_with(permit).await?;
-        self.begin_on(session, meter).await.map(Some)
-    }
-
     /// Returns whether a transaction waits for a connection, or for what this tenant's transactions
     /// hold.
     pub(crate) fn is_short(&self) -> bool {
@@ -255,35 +201,15 @@ impl Sessions {
         &self.admin
     }
 
-    async fn begin_on(
-        &self,
-        mut session: Session,
-        meter: &Arc<Meter>,
-    ) -> Result<Transaction<'_>, InboxError> {
-        const BEGIN: &str = "RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
-        let sent = Instant::now();
-        self.silence.asked();
-        bounded(session.connection.execute(sqlx::raw_sql(BEGIN))).await?;
-        self.silence.answered();
-        meter.add_database(sent.elapsed());
-        let Session { connection, backend, access, used_at, _permit, .. } = session;
-        let tx = Tx::metered(connection, meter.clone(), self.silence.clone());
-        Ok(Transaction {
-            sessions: self,
-            tx: Some(tx),
-            backend,
-            access,
-            used_before: used_at,
-            permit: Some(_permit),
-        })
-    }
-
-    async fn connect(&self) -> Result<Session, InboxError> {
+    pub(super) async fn connect(&self) -> Result<Session, InboxError> {
         let permit = self.budget.permit().await;
         self.connect_with(permit).await
     }
 
-    async fn connect_with(&self, permit: OwnedSemaphorePermit) -> Result<Session, InboxError> {
+    pub(super) async fn connect_with(
+        &self,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Session, InboxError> {
         self.silence.asked();
         self.away.connect(self.open(permit)).await
     }
@@ -372,7 +298,7 @@ impl Sessions {
 
     /// Takes an idle connection, and closes those that were opened with a replaced password or
     /// secret.
-    fn take_idle(&self) -> Option<Session> {
+    pub(super) fn take_idle(&self) -> Option<Session> {
         let access = self.access();
         let mut idle = self.idle.lock().expect("no panic while held");
         idle.retain(|session| Arc::ptr_eq(&session.access, &access));

@@ -1,11 +1,15 @@
-//! A transaction of a tenant: how it commits, and how it ends otherwise.
+//! A transaction of a tenant: how it begins, how it commits, and how it ends otherwise.
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use oncebox_model::tx::{StatementError, Tx, answered, bounded};
+use oncebox_model::{
+    error::InboxError,
+    meter::Meter,
+    tx::{StatementError, Tx, answered, bounded},
+};
 use sqlx::{
     Executor, Postgres,
     postgres::{PgArguments, PgRow},
@@ -14,16 +18,17 @@ use sqlx::{
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::pool::{Access, Session, Sessions};
+use crate::admission::Admission;
 
 /// An open transaction of a tenant.
 pub struct Transaction<'a> {
-    pub(super) sessions: &'a Sessions,
-    pub(super) tx: Option<Tx>,
-    pub(super) backend: i32,
-    pub(super) access: Arc<Access>,
+    sessions: &'a Sessions,
+    tx: Option<Tx>,
+    backend: i32,
+    access: Arc<Access>,
     /// End of the transaction before this one on its connection; none where there was none.
-    pub(super) used_before: Option<Instant>,
-    pub(super) permit: Option<OwnedSemaphorePermit>,
+    used_before: Option<Instant>,
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 /// A statement of the host with its bound values.
@@ -31,6 +36,82 @@ pub(crate) type HostQuery<'q> = Query<'q, Postgres, PgArguments>;
 
 /// Longest wait for a backend to end.
 const TERMINATE_MAX: Duration = Duration::from_secs(6);
+
+impl Sessions {
+    /// Begins a transaction without an admission, on an idle connection or a new one.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the database is unavailable, or drops the session's startup options.
+    pub async fn begin(&self) -> Result<Transaction<'_>, InboxError> {
+        self.begin_metered(&Arc::default()).await
+    }
+
+    /// Begins a transaction under an admission, whose meter counts its time.
+    pub(crate) async fn begin_admitted(
+        &self,
+        admission: &Admission,
+    ) -> Result<Transaction<'_>, InboxError> {
+        self.begin_metered(admission.meter()).await
+    }
+
+    async fn begin_metered(&self, meter: &Arc<Meter>) -> Result<Transaction<'_>, InboxError> {
+        while let Some(session) = self.take_idle() {
+            // An idle connection may have died with its server; that says nothing about a new one.
+            if let Ok(transaction) = self.begin_on(session, meter).await {
+                return Ok(transaction);
+            }
+            self.away.lost(None);
+            // The other idle connections are as old.
+            self.idle.lock().expect("no panic while held").clear();
+        }
+        self.begin_on(self.connect().await?, meter).await
+    }
+
+    /// Begins a transaction where a connection is to spare, and returns none where it is not. Never
+    /// waits for a connection.
+    pub(crate) async fn begin_spare(
+        &self,
+        admission: &Admission,
+    ) -> Result<Option<Transaction<'_>>, InboxError> {
+        let meter = admission.meter();
+        if self.budget.is_short() {
+            self.idle.lock().expect("no panic while held").clear();
+            return Ok(None);
+        }
+        if let Some(session) = self.take_idle()
+            && let Ok(transaction) = self.begin_on(session, meter).await
+        {
+            return Ok(Some(transaction));
+        }
+        let Some(permit) = self.budget.spare() else { return Ok(None) };
+        let session = self.connect_with(permit).await?;
+        self.begin_on(session, meter).await.map(Some)
+    }
+
+    async fn begin_on(
+        &self,
+        mut session: Session,
+        meter: &Arc<Meter>,
+    ) -> Result<Transaction<'_>, InboxError> {
+        const BEGIN: &str = "RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+        let sent = Instant::now();
+        self.silence.asked();
+        bounded(session.connection.execute(sqlx::raw_sql(BEGIN))).await?;
+        self.silence.answered();
+        meter.add_database(sent.elapsed());
+        let Session { connection, backend, access, used_at, _permit, .. } = session;
+        let tx = Tx::metered(connection, meter.clone(), self.silence.clone());
+        Ok(Transaction {
+            sessions: self,
+            tx: Some(tx),
+            backend,
+            access,
+            used_before: used_at,
+            permit: Some(_permit),
+        })
+    }
+}
 
 impl Transaction<'_> {
     /// Returns the handle that handlers get.
