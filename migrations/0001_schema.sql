@@ -585,6 +585,65 @@ CREATE TABLE oncebox.copying (
     until                 timestamptz NOT NULL
 );
 
+-- Retention --------------------------------------------------------------------------------------
+
+-- What the inbox has forgotten of each partition of a topic: a row per partition of which completed
+-- messages were removed. A host adds to it before it removes a time partition of the inbox. A claim
+-- that does not know an id reads it: a record at or below both marks may have run.
+CREATE TABLE oncebox.forgotten (
+    consumer_id           int NOT NULL REFERENCES oncebox.consumer ON DELETE CASCADE,
+    topic                 text NOT NULL,
+    partition             int NOT NULL,
+    -- Highest offset of a removed message. Only goes up.
+    "offset"              bigint NOT NULL,
+    -- Latest timestamp of the record of a removed message, milliseconds. Only goes up. A topic that
+    -- is made again begins with low offsets and later timestamps.
+    record_timestamp_ms   bigint NOT NULL,
+    -- Removed messages so far, by status.
+    completed             bigint NOT NULL DEFAULT 0,
+    skipped               bigint NOT NULL DEFAULT 0,
+    discarded             bigint NOT NULL DEFAULT 0,
+    -- Time of the last addition.
+    forgotten_at          timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (consumer_id, topic, partition)
+);
+
+-- The removal of each time partition of the inbox: a row from its first step on, kept for ever. A
+-- host that finds a row that is not `dropped` continues with the next step.
+CREATE TABLE oncebox.removal (
+    -- Name of the table of the partition; names never come twice.
+    partition_name        text PRIMARY KEY,
+    retention_class       smallint NOT NULL REFERENCES oncebox.retention_class,
+    -- Bounds of the partition: its messages changed their status for the last time in between.
+    from_at               timestamptz NOT NULL,
+    to_at                 timestamptz NOT NULL,
+    -- `moving`: messages that must stay go to the present partition. `counted`: the rest is in
+    -- `forgotten`. `dropped`: the table is gone.
+    state                 text NOT NULL DEFAULT 'moving'
+                          CONSTRAINT removal_state_known
+                          CHECK (state IN ('moving', 'counted', 'dropped')),
+    -- Messages moved so far: open, failed, waiting or parked, or versions that aggregates have yet
+    -- to pass over.
+    moved                 bigint NOT NULL DEFAULT 0,
+    -- Messages removed with the partition, set when it is counted.
+    removed               bigint,
+    -- Size of the table with its indexes, set when it is counted.
+    bytes                 bigint,
+    -- Whether its messages are in `forgotten` already. A partition that was attached again after
+    -- that is not counted twice.
+    was_counted           boolean NOT NULL DEFAULT false,
+    began_at              timestamptz NOT NULL DEFAULT now(),
+    dropped_at            timestamptz,
+    -- Host that did the last step.
+    host                  text NOT NULL,
+    -- Text of the error that ended the last try. Null: it did not fail.
+    error                 text,
+    CONSTRAINT removal_counted_has_figures
+        CHECK (state = 'moving' OR (removed IS NOT NULL AND bytes IS NOT NULL)),
+    CONSTRAINT removal_dropped_has_time CHECK ((state = 'dropped') = (dropped_at IS NOT NULL))
+);
+CREATE INDEX removal_unfinished ON oncebox.removal (to_at) WHERE state <> 'dropped';
+
 -- Hosts ------------------------------------------------------------------------------------------
 
 -- A row per running host: inserted at its start, deleted at its clean end. `seen_at` is the time of

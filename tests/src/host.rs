@@ -1158,6 +1158,11 @@ fn producer(brokers: &str) -> Result<FutureProducer> {
     config.create().context("failed to start the publisher")
 }
 
+/// Whether a line of metrics is a sample of this name, with labels or without.
+fn is_sample(line: &str, name: &str) -> bool {
+    line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
+}
+
 /// The host of the tests: the whole program, with its fail points. Cargo builds it with the tests.
 pub fn program() -> Result<PathBuf> {
     let own = std::env::current_exe().context("failed to find the running program")?;
@@ -1358,9 +1363,9 @@ impl HostProcess {
     /// no such.
     pub async fn metric(&self, name: &str, holds: &[&str]) -> Option<f64> {
         let answer = self.metrics().await?;
-        let lines = answer.lines().filter(|line| {
-            line.starts_with(&format!("{name}{{")) && holds.iter().all(|text| line.contains(text))
-        });
+        let lines = answer
+            .lines()
+            .filter(|line| is_sample(line, name) && holds.iter().all(|text| line.contains(text)));
         let mut samples = lines.filter_map(|line| line.rsplit(' ').next()?.parse().ok());
         let sample = samples.next();
         assert!(samples.next().is_none(), "`{name}` has several samples with {holds:?}");
@@ -1370,11 +1375,7 @@ impl HostProcess {
     /// The lines of a metric's samples.
     pub async fn samples(&self, name: &str) -> Vec<String> {
         let answer = self.metrics().await.unwrap_or_default();
-        answer
-            .lines()
-            .filter(|line| line.starts_with(&format!("{name}{{")))
-            .map(str::to_owned)
-            .collect()
+        answer.lines().filter(|line| is_sample(line, name)).map(str::to_owned).collect()
     }
 
     /// The sum of a metric's samples; none while there is no such.

@@ -13,13 +13,17 @@ use libc::{SIGKILL, SIGTERM};
 use oncebox_devkit::local::free_port;
 use oncebox_devkit::local::process::Child;
 use rdkafka::ClientConfig;
-use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier,
+    TopicReplication,
+};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 
 use crate::maven;
 use crate::services::{self, Service};
+use crate::wait;
 
 /// Set to `host:port` to use brokers that run already.
 pub const BROKERS: &str = "ONCEBOX_TEST_BROKERS";
@@ -203,6 +207,36 @@ impl KafkaServer {
             })?;
         }
         self.wait_for_topic(name, Some(partitions)).await
+    }
+
+    /// Sets settings of a topic, all others to their defaults, and waits until the broker tells
+    /// them.
+    pub async fn set_topic(&self, name: &str, settings: &[(&str, &str)]) -> Result<()> {
+        let (admin, topic) = (self.admin()?, ResourceSpecifier::Topic(name));
+        let mut change = AlterConfig::new(topic);
+        for (setting, value) in settings {
+            change = change.set(setting, value);
+        }
+        let results = admin.alter_configs([&change], &AdminOptions::new()).await;
+        for result in results.context("failed to change a topic")? {
+            result.map_err(|(topic, code)| {
+                anyhow::anyhow!("failed to change the topic `{topic:?}`: {code}")
+            })?;
+        }
+        wait::until(
+            Duration::from_secs(30),
+            POLL,
+            async || {
+                let answers = admin.describe_configs([&topic], &AdminOptions::new()).await?;
+                let Some(Ok(told)) = answers.into_iter().next() else { return Ok(false) };
+                let is_told = |(setting, value): &(&str, &str)| {
+                    told.get(setting).is_some_and(|entry| entry.value.as_deref() == Some(*value))
+                };
+                Ok(settings.iter().all(is_told))
+            },
+            async || format!("the broker does not tell the new settings of `{name}`"),
+        )
+        .await
     }
 
     /// Deletes a topic and waits until it is gone.

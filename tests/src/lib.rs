@@ -1,5 +1,6 @@
 //! What the tests share: real servers, real hosts, handlers that do what they are told.
 
+pub mod aging;
 pub mod attacks;
 pub mod cli;
 pub mod collisions;

@@ -3,7 +3,7 @@
 use std::{future::Future, pin::Pin};
 
 use chrono::{DateTime, Utc};
-use oncebox_model::policy::Policy;
+use oncebox_model::policy::{Policy, Redelivery};
 
 /// The position that a group is to be set to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +61,9 @@ pub enum BrokerError {
 pub type Asking<'a> =
     Pin<Box<dyn Future<Output = Result<Vec<GroupPosition>, BrokerError>> + Send + 'a>>;
 
+/// A future of the ways in which a consumer's messages come again.
+pub type AskingRedelivery<'a> = Pin<Box<dyn Future<Output = Redelivery> + Send + 'a>>;
+
 /// The brokers, as far as the API needs them.
 pub trait Brokers: Send + Sync {
     /// Returns, for each partition, the present and the requested position of a consumer's group,
@@ -77,4 +80,13 @@ pub trait Brokers: Send + Sync {
         to: SeekTo,
         horizon: Option<DateTime<Utc>>,
     ) -> Asking<'a>;
+
+    /// Returns the settings of a consumer's topics, within seconds. Brokers that do not answer are
+    /// topics whose settings are not known.
+    fn redelivery<'a>(
+        &'a self,
+        tenant: &'a str,
+        consumer: &'a str,
+        policy: &'a Policy,
+    ) -> AskingRedelivery<'a>;
 }

@@ -1,15 +1,17 @@
 //! Changes of deployments.
 
-use axum::{Json, http::StatusCode};
+use axum::{Json, extract::State, http::StatusCode};
 use oncebox_control as control;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
+    Api,
     auth::Caller,
     deployments::{DeploymentBody, NewCanary, NewDeploymentBody, NewShadow},
     error::ApiError,
     extract::{Json as Body, Path},
+    horizon,
 };
 
 /// A new share of a canary or a shadow.
@@ -76,13 +78,16 @@ pub struct RollbackBody {
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewDeploymentBody,
     responses((status = 201, body = DeploymentBody)), extensions(("x-role" = json!("deployer"))))]
 pub(crate) async fn deploy(
+    State(api): State<Api>,
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
     Body(new): Body<NewDeploymentBody>,
 ) -> Result<(StatusCode, Json<DeploymentBody>), ApiError> {
-    caller
-        .deploy(&tenant, &consumer, &new.into_inbox(control::DeploymentRole::Stable, None, None))
-        .await
+    let new = new.into_inbox(control::DeploymentRole::Stable, None, None);
+    let (status, Json(mut deployed)) = caller.deploy(&tenant, &consumer, &new).await?;
+    let policy = caller.admin.consumers().get(&tenant, &consumer).await?.policy()?;
+    deployed.warnings.extend(horizon::warning(&api, &tenant, &consumer, &policy).await);
+    Ok((status, Json(deployed)))
 }
 
 /// Start a canary

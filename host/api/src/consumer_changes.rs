@@ -1,6 +1,7 @@
 //! Changes of existing consumers: their policy, their state, their deletion.
 
 use axum::{Json, extract::State};
+use oncebox_model::policy::Policy;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -11,6 +12,7 @@ use crate::{
     consumers::{ConsumerBody, check_tenants_policy, parse, shown},
     error::{ApiError, Code},
     extract::{Json as Body, Path, Query},
+    horizon,
 };
 
 /// The request to change a policy.
@@ -38,6 +40,9 @@ pub struct PolicyChangeBody {
     pub is_made: bool,
     /// The consumer after the request.
     pub consumer: ConsumerBody,
+    /// Warnings, which need no acceptance.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// A key of a policy that changes.
@@ -73,7 +78,8 @@ pub struct NothingMore {}
 /// their batches with the old policy and start again with the new one. `retention` cannot change. A
 /// token of a tenant cannot change `kafka.properties`: the values that it sends are ignored. It
 /// cannot add a pattern, or a topic that its tenant may not read; those that an operator set may
-/// stay.
+/// stay. A change of `topics`, `dedup`, `replay` or `retry` is refused where the brokers keep records
+/// for longer than `retention` covers and `replay.past_horizon` is `run`.
 #[utoipa::path(put, path = "/v1/tenants/{tenant}/consumers/{consumer}/policy", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewPolicy,
     responses((status = 200, body = PolicyChangeBody)), extensions(("x-role" = json!("admin"))))]
@@ -87,6 +93,10 @@ pub(crate) async fn set_policy(
     let before = caller.admin.consumers().get(&tenant, &consumer).await?;
     check_tenants_policy(&caller, &tenant, &consumer, &mut policy, Some(&before)).await?;
     api.components().check_policy(&tenant, &consumer, &policy).map_err(ApiError::invalid)?;
+    let warnings = match asked_about(before.policy().ok(), &policy) {
+        Some(asked) => horizon::check(&api, &tenant, &consumer, &asked).await?,
+        None => Vec::new(),
+    };
     let change =
         caller.admin.consumers().set_policy(&tenant, &consumer, policy, new.accept).await?;
     let difference = |d: oncebox_control::PolicyDifference| PolicyDifferenceBody {
@@ -101,7 +111,18 @@ pub(crate) async fn set_policy(
         consequences: change.consequences.into_iter().map(consequence).collect(),
         is_made: change.is_made,
         consumer: shown(&caller.admin, &tenant, &consumer).await?,
+        warnings,
     }))
+}
+
+/// Returns the policy to ask the brokers about; none where no key changes that decides how long a
+/// message must be remembered.
+fn asked_about(before: Option<Policy>, after: &Policy) -> Option<Policy> {
+    let Some(before) = before else { return Some(after.clone()) };
+    let is_alike = (&before.topics, before.dedup, &before.replay, &before.retry)
+        == (&after.topics, after.dedup, &after.replay, &after.retry);
+    // Asked as the consumer connects now: the new policy may hold hidden values.
+    (!is_alike).then(|| Policy { kafka: before.kafka, ..after.clone() })
 }
 
 /// Pause a consumer

@@ -12,6 +12,7 @@ use crate::{
     auth::Caller,
     error::{ApiError, Code},
     extract::{self, Path},
+    horizon,
 };
 
 /// A consumer.
@@ -50,6 +51,9 @@ pub struct ConsumerBody {
     pub generation: i64,
     /// Time of creation.
     pub created_at: DateTime<Utc>,
+    /// Warnings for the owner. Only in the answer to its creation.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// Deliveries that hosts refused because their message is done already.
@@ -159,6 +163,7 @@ impl ConsumerBody {
             hosts,
             generation,
             created_at,
+            warnings: Vec::new(),
         }
     }
 }
@@ -213,7 +218,8 @@ pub(crate) async fn list(
 /// `kafka.properties`: with them a consumer could log in to the brokers under another identity. It
 /// can name only groups that begin with `oncebox.<tenant>.`. It can name only topics of its
 /// tenant's `topics_allowed`, which are `oncebox.<tenant>.*` until an operator changes them. It can
-/// never set a pattern.
+/// never set a pattern. Where the brokers keep records for longer than `retention` covers, a policy
+/// with `replay.past_horizon = "run"` is refused, and another gets a warning.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers", tag = "consumers", params(("tenant" = String, Path)),
     request_body = NewConsumer, responses((status = 201, body = ConsumerBody)), extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn create(
@@ -225,8 +231,10 @@ pub(crate) async fn create(
     let mut policy = parse(new.policy).await?;
     check_tenants_policy(&caller, &tenant, &new.name, &mut policy, None).await?;
     api.components().check_policy(&tenant, &new.name, &policy).map_err(ApiError::invalid)?;
+    let warnings = horizon::check(&api, &tenant, &new.name, &policy).await?;
     caller.admin.consumers().create(&tenant, &new.name, &policy).await?;
-    Ok((StatusCode::CREATED, Json(shown(&caller.admin, &tenant, &new.name).await?)))
+    let shown = shown(&caller.admin, &tenant, &new.name).await?;
+    Ok((StatusCode::CREATED, Json(ConsumerBody { warnings, ..shown })))
 }
 
 /// Refuses a policy that a token of a tenant may not set. Brokers know nothing of tenants. A policy

@@ -18,6 +18,7 @@ mod error;
 mod export;
 mod extract;
 mod handlers;
+mod horizon;
 mod hosts;
 mod inbox;
 pub mod listen;
@@ -25,6 +26,7 @@ mod migrations;
 mod openapi;
 mod origin;
 mod request;
+mod retention;
 mod seek;
 mod shadows;
 mod tenant_changes;
@@ -36,7 +38,9 @@ mod whoami;
 pub mod wire;
 
 pub use auth::Principal;
-pub use brokers::{Asking, BrokerError, Brokers, GroupPosition, SeekTo, SeekToOffset};
+pub use brokers::{
+    Asking, AskingRedelivery, BrokerError, Brokers, GroupPosition, SeekTo, SeekToOffset,
+};
 pub use components::{Checked, Checking, Components, Unchecked};
 pub use error::{ApiError, Code, ProblemBody, ProblemDetails};
 pub use openapi::document;
@@ -105,6 +109,7 @@ struct Shared {
     limits: Limits,
     mode: Mode,
     uploads: Semaphore,
+    retention_runs: retention::RetentionRuns,
     tasks: TaskTracker,
 }
 
@@ -124,6 +129,7 @@ impl Api {
             limits,
             mode,
             uploads,
+            retention_runs: retention::RetentionRuns::default(),
             tasks: TaskTracker::new(),
         }))
     }
@@ -164,6 +170,10 @@ impl Api {
 
     pub(crate) fn uploads(&self) -> &Semaphore {
         &self.0.uploads
+    }
+
+    pub(crate) fn retention_runs(&self) -> &retention::RetentionRuns {
+        &self.0.retention_runs
     }
 
     pub(crate) fn tasks(&self) -> &TaskTracker {

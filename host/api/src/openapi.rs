@@ -16,8 +16,8 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
     Api, audit, auth::ROLE_KEY, bulk, changes, consumer_changes, consumers, deployments, doctor,
-    edit, error::ProblemDetails, export, handlers, hosts, inbox, migrations, seek, shadows,
-    tenant_changes, tenants, tokens, versions, whoami,
+    edit, error::ProblemDetails, export, handlers, horizon, hosts, inbox, migrations, retention,
+    seek, shadows, tenant_changes, tenants, tokens, versions, whoami,
 };
 
 /// Returns the routes and their document. A route that is missing here does not exist.
@@ -39,6 +39,7 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(consumer_changes::resume))
         .routes(routes!(consumer_changes::drain))
         .routes(routes!(seek::seek, seek::cancel))
+        .routes(routes!(horizon::show))
         .routes(routes!(handlers::list))
         .routes(routes!(versions::list))
         .routes(routes!(versions::show, versions::upload))
@@ -68,6 +69,8 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(audit::list_of_tenant))
         .routes(routes!(hosts::list))
         .routes(routes!(doctor::show))
+        .routes(routes!(retention::show))
+        .routes(routes!(retention::run))
 }
 
 /// Returns the document, with the additions that all operations have.

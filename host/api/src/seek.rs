@@ -14,6 +14,7 @@ use crate::{
     consumers::{ConsumerBody, may_not_read, shown},
     error::{ApiError, Code},
     extract::{Json as Body, Path},
+    horizon,
 };
 
 /// The request to move the group of a consumer: one of `to`, `time` and `offsets`.
@@ -67,8 +68,8 @@ pub struct SeekPlan {
     /// Number of records that are read again. Records that the inbox knows are duplicates without
     /// effect.
     pub read_again: i64,
-    /// Number of these that the inbox may have forgotten, by their age. They have their effect
-    /// again.
+    /// Number of these that the inbox may have forgotten, by their age. `replay.past_horizon` says
+    /// whether they have their effect again or are parked.
     pub run_again: i64,
     /// Number of records that are skipped: they never run.
     pub skipped: i64,
@@ -125,18 +126,7 @@ pub(crate) async fn seek(
     let to = wanted(new)?;
     let row = caller.admin.consumers().get(&tenant, &consumer).await?;
     let policy = row.policy()?;
-    if caller.principal.tenant().is_some()
-        && let SeekTo::Offsets(named) = &to
-    {
-        // A policy with a regular expression does not list its topics.
-        let limits = caller.admin.tenants().get(&tenant).await?.limits;
-        let mut named = named.iter().filter_map(|to| to.topic.as_ref());
-        if let Some(topic) = named
-            .find(|topic| !policy.topics.contains(topic) && !limits.allows_topic(&tenant, topic))
-        {
-            return Err(ApiError::new(Code::Forbidden, may_not_read(&tenant, topic)));
-        }
-    }
+    check_named(&caller, &tenant, &policy, &to).await?;
     let horizon = horizon(&caller.admin, &policy).await?;
     let brokers = api.brokers().ok_or_else(|| {
         ApiError::new(
@@ -180,7 +170,10 @@ pub(crate) async fn seek(
         let details = serde_json::json!({ "read_again": read_again, "run_again": run_again, "skipped": skipped });
         caller.admin.consumers().begin_seek(&tenant, &consumer, offsets, details).await?;
     }
-    let consequences = consequences(&policy, horizon, read_again, run_again, skipped);
+    let mut consequences = consequences(&policy, horizon, read_again, run_again, skipped);
+    if read_again > 0 {
+        consequences.extend(horizon::warning(&api, &tenant, &consumer, &policy).await);
+    }
     let consumer = shown(&caller.admin, &tenant, &consumer).await?;
     Ok(Json(SeekPlan {
         partitions,
@@ -192,6 +185,27 @@ pub(crate) async fn seek(
         is_accepted: accept,
         consumer,
     }))
+}
+
+/// Refuses offsets of a topic that a token of a tenant may not read. A policy with a regular
+/// expression does not list its topics.
+async fn check_named(
+    caller: &Caller,
+    tenant: &str,
+    policy: &Policy,
+    to: &SeekTo,
+) -> Result<(), ApiError> {
+    let SeekTo::Offsets(named) = to else { return Ok(()) };
+    if caller.principal.tenant().is_none() {
+        return Ok(());
+    }
+    let limits = caller.admin.tenants().get(tenant).await?.limits;
+    let mut named = named.iter().filter_map(|to| to.topic.as_ref());
+    match named.find(|topic| !policy.topics.contains(topic) && !limits.allows_topic(tenant, topic))
+    {
+        Some(topic) => Err(ApiError::new(Code::Forbidden, may_not_read(tenant, topic))),
+        None => Ok(()),
+    }
 }
 
 /// Cancel a seek that is not finished
@@ -275,15 +289,14 @@ fn consequences(
     }
     if run_again > 0 {
         all.push(match horizon {
-            Some(horizon) if policy.replay.past_horizon == PastHorizon::Park => format!(
-                "{run_again} records are older than the inbox remembers (before {}): those that it \
-                    does not know are parked",
-                horizon.format("%F %T UTC")
-            ),
             Some(horizon) => format!(
-                "{run_again} records are older than the inbox remembers (before {}): they WOULD \
-                    RUN AGAIN, with their effect",
-                horizon.format("%F %T UTC")
+                "{run_again} records are older than the inbox remembers (before {}): {}",
+                horizon.format("%F %T UTC"),
+                match policy.replay.past_horizon {
+                    PastHorizon::Run => "they WOULD RUN AGAIN, with their effect",
+                    PastHorizon::Park => "those that it has forgotten are parked",
+                    PastHorizon::ParkByTime => "those that it does not know are parked",
+                }
             ),
             None => format!(
                 "{run_again} records WOULD RUN AGAIN, with their effect: `dedup` is \

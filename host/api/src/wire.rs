@@ -19,12 +19,17 @@ pub use crate::{
     error::{Code, ProblemBody, ProblemDetails},
     export::InboxExport,
     handlers::HandlerBody,
+    horizon::{HorizonBody, HorizonInputBody, HorizonVerdictBody},
     hosts::{HostBody, HostFailing, HostProgressBody},
     inbox::{
         HistoryEventBody, InboxAlert, InboxDetailBody, InboxFilter, InboxOpen, InboxRowBody,
         InboxStats, MessageHistoryBody,
     },
     migrations::{MigrationBody, NewMigrationBody},
+    retention::{
+        DuePartitionBody, ForgottenBody, RemovalBody, RetentionBegunBody, RetentionBody,
+        RetentionDatabaseBody, RetentionFailureBody, RetentionRunBody, TimePartitionBody,
+    },
     seek::{NewOffset, NewSeek, SeekEdge, SeekPartition, SeekPlan},
     shadows::{ShadowDifferenceBody, ShadowReportBody, ShadowSkippedBody, ShadowSumBody},
     tenant_changes::{Nothing, TenantDeletion, TenantLimitsBody, TenantRemovalBody},

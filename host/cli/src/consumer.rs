@@ -113,6 +113,7 @@ pub(super) async fn run(api: &Api, command: ConsumerCommand, json: bool) -> Resu
             }
             println!("consumer `{tenant}/{name}` created; it starts with its first deployment");
             println!("collapses: {}", oncebox_model::collapses(&parsed.identity));
+            consumer.warnings.iter().for_each(|warning| println!("warning: {warning}"));
             if parsed.ack == Ack::AfterInsert {
                 println!(
                     "warning: `after_insert` acks what has not run yet; the backlog is in the \

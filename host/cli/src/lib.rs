@@ -33,9 +33,12 @@ mod apply;
 // Messages.
 mod inbox;
 mod why;
+// What the inbox remembers.
+mod horizon;
 // The installation.
 mod hosts;
 mod doctor;
+mod retention;
 mod token;
 mod audit;
 
@@ -138,6 +141,9 @@ enum ApiCommand {
     Hosts,
     /// Look whether the database keeps tenants apart, and say what to do where it does not
     Doctor,
+    /// What is removed when, and removing it now
+    #[command(subcommand)]
+    Retention(retention::RetentionCommand),
     /// Who may use the API
     #[command(subcommand)]
     Token(token::TokenCommand),
@@ -270,6 +276,7 @@ async fn speak(api: &Api, command: ApiCommand, json: bool) -> Result<()> {
         ApiCommand::Why(args) => why::run(api, args, json).await,
         ApiCommand::Hosts => hosts::run(api, json).await,
         ApiCommand::Doctor => doctor::run(api, json).await,
+        ApiCommand::Retention(command) => retention::run(api, command, json).await,
         ApiCommand::Token(command) => token::run(api, command, json).await,
         ApiCommand::Audit(args) => audit::run(api, args, json).await,
     }

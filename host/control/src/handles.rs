@@ -47,6 +47,10 @@ pub struct Hosts<'a>(pub(crate) &'a Control);
 #[derive(Clone, Copy)]
 pub struct Audit<'a>(pub(crate) &'a Control);
 
+/// Removes time partitions of the inbox that are past their retention, and shows what goes when.
+#[derive(Clone, Copy)]
+pub struct Retention<'a>(pub(crate) &'a Control);
+
 /// Checks that tenants are kept apart in the live databases.
 #[derive(Clone, Copy)]
 pub struct Doctor<'a>(pub(crate) &'a Control);
@@ -105,6 +109,11 @@ impl Control {
     /// Returns the handle of the audit log.
     pub fn audit(&self) -> Audit<'_> {
         Audit(self)
+    }
+
+    /// Returns the handle of the removal of old messages.
+    pub fn retention(&self) -> Retention<'_> {
+        Retention(self)
     }
 
     /// Returns the handle of checks of the live databases.

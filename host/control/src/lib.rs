@@ -24,6 +24,8 @@ mod messages;
 mod hosts;
 // The objects that the host makes in its own database and in those of tenants.
 mod database;
+// The removal of time partitions that are past their retention.
+mod retention;
 // Checks on the live database that tenants are kept apart.
 mod doctor;
 
@@ -56,7 +58,7 @@ pub use deployments::{
 };
 pub use doctor::{Finding, HostLimits, Severity};
 pub use handles::{
-    Audit, Consumers, Deployments, Doctor, Hosts, Messages, Reconciliation, Shadows,
+    Audit, Consumers, Deployments, Doctor, Hosts, Messages, Reconciliation, Retention, Shadows,
     TenantDatabases, Tenants, Tokens, Versions,
 };
 pub use hosts::{
@@ -71,6 +73,10 @@ pub use messages::{
     history::{AggregateVersion, BlockedBy, HistoryEvent, MessageHistory},
     list::{InboxDetail, InboxRow},
     next_step::NextStep,
+};
+pub use retention::{
+    Forgotten, InboxDatabase, OtherProcess, Removal, RetentionBacklog, RetentionFailure,
+    RetentionReport, RetentionResult, RetentionRun, TimePartition,
 };
 pub use tenants::{
     Tenant, credentials::Credentials, delete::TenantRemoval, keys::MasterKey, rotation::KeyRotation,

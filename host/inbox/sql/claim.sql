@@ -47,14 +47,18 @@
 --   p_sequence       version that the message makes of its aggregate; null: it makes none, or
 --                    `p_ordering` is null
 --
+--   p_parks_forgotten  whether unknown messages that may have run are parked (see Forgotten
+--                    messages); of the call again
+--
 -- Columns of the answer:
 --
 --   ordinal          position of the message in the arrays, from 1
 --   outcome          `new`: this call inserted the row. `waiting`: it did, but not as `completed`,
 --                    but as `received` or `waiting`, since it is not the message's turn (see
 --                    Order). `known`: the message is a duplicate; it has a row, or its id comes
---                    earlier in `p_id`. `elsewhere`: another session inserted a row despite the
---                    locks; the host rolls back and claims again
+--                    earlier in `p_id`. `forgotten`: it is unknown and may have run; its row is
+--                    `parked`, or `skipped` where its aggregate is past it. `elsewhere`: another
+--                    session inserted a row despite the locks; the host rolls back and claims again
 --   known_status     status of the message's row
 --   same_payload     whether the row's payload hash is that of this delivery
 --   known_result     result that the row of a duplicate keeps, as JSON; null: none
@@ -76,7 +80,14 @@
 -- only tries a key's lock: a wait would hold up all other keys for as long as a handler runs. Where
 -- another transaction holds the lock, the message becomes `received`, and a retry worker runs it.
 -- Where an earlier message of the key is open (it is still to run, or is a dead letter or parked),
--- the message becomes `waiting`.
+-- the message becomes `waiting`. A parked message takes no lock: it runs nothing, and what it holds
+-- back comes behind it in the partition, to the same worker.
+--
+-- Forgotten messages. The inbox removes what completed long ago, and `oncebox.forgotten` keeps how
+-- far that went in each partition of a topic. Where the caller says `p_parks_forgotten`, an unknown
+-- message at or below both marks becomes `parked` with the reason `horizon`: it may have run. The
+-- marks are read in a later statement than the rows, and a host writes them before it removes rows.
+-- So a claim that misses a removed row sees the mark.
 --
 -- Plans. Each statement reads one row by its key, or the head of an index. A time partition that
 -- was made ahead has no statistics, and a plan for an empty table scans all of it once it has
@@ -88,7 +99,8 @@ CREATE OR REPLACE FUNCTION oncebox_host.claim(
     p_topic text, p_partition int, p_id text[], p_offset bigint[], p_timestamp_ms bigint[],
     p_key bytea[], p_ordering_key bytea[], p_source text[], p_event_type text[],
     p_event_version text[], p_content_type text[], p_trace_parent text[], p_hash bytea[],
-    p_version int[], p_headers bytea[], p_payload bytea[], p_ordering bigint[], p_sequence bigint[])
+    p_version int[], p_headers bytea[], p_payload bytea[], p_ordering bigint[], p_sequence bigint[],
+    p_parks_forgotten boolean DEFAULT true)
 RETURNS TABLE (ordinal bigint, outcome text, known_status text, same_payload boolean,
     known_result text, lost_record boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -113,6 +125,10 @@ DECLARE
     v_blocked bigint[];
     -- Status that each new row gets; null for `p_status`.
     v_becomes text[];
+    -- Positions of unknown messages that may have run.
+    v_forgotten bigint[];
+    -- Whether the policy keeps the payloads of parked messages.
+    v_keeps boolean := true;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'claims need READ COMMITTED' USING ERRCODE = 'OB004';
@@ -208,6 +224,32 @@ BEGIN
             AS u(ordering, key, sequence, ordinal);
     END IF;
 
+    -- Unknown messages that may have run. One whose aggregate is past its version did. What is
+    -- parked under an id of its own, since the record has none that can be used, never ran.
+    IF p_parks_forgotten AND array_position(v_status, NULL) IS NOT NULL THEN
+        SELECT array_agg(u.ordinal) INTO v_forgotten
+        FROM oncebox.forgotten f,
+            unnest(p_offset, p_timestamp_ms, v_status, p_reason) WITH ORDINALITY
+            AS u("offset", timestamp_ms, known, reason, ordinal)
+        WHERE f.consumer_id = p_consumer AND f.topic = p_topic AND f.partition = p_partition
+          AND u.known IS NULL AND u."offset" <= f."offset"
+          AND u.timestamp_ms <= f.record_timestamp_ms
+          AND coalesce(u.reason, '') !~ '^(undecodable|unclaimable|collision)';
+        IF v_forgotten IS NOT NULL THEN
+            SELECT c.policy->>'payload' IS DISTINCT FROM 'none' INTO v_keeps
+                FROM oncebox.consumer c WHERE c.consumer_id = p_consumer;
+            SELECT array_agg(CASE WHEN NOT u.ordinal = ANY (v_forgotten) THEN u.becomes
+                    WHEN u.sequence IS NOT NULL AND EXISTS (
+                        SELECT FROM oncebox.sequence_position s
+                        WHERE s.consumer_id = p_consumer AND s.key_hash = sha256(u.key)
+                          AND s.version >= u.sequence) THEN 'skipped'
+                    ELSE 'parked' END ORDER BY u.ordinal)
+                INTO v_becomes
+            FROM unnest(p_id, v_becomes, p_ordering_key, p_sequence) WITH ORDINALITY
+                AS u(id, becomes, key, sequence, ordinal);
+        END IF;
+    END IF;
+
     -- A `completed` row counts its first attempt, and a `received` one is due at once. A message
     -- without a version gets its position in the order of its key from a counter. A conflict means
     -- that another session inserted the row despite the lock; the counts below then differ.
@@ -227,10 +269,15 @@ BEGIN
         p_topic, p_partition, o."offset", o.timestamp_ms, o.key, o.ordering_key,
         o.source, o.event_type, o.event_version, o.content_type, o.trace_parent,
         coalesce(o.becomes, p_status),
-        CASE WHEN o.becomes = 'skipped' THEN 'old_version' ELSE o.reason END,
+        CASE WHEN o.becomes = 'skipped' THEN 'old_version'
+            WHEN o.ordinal = ANY (v_forgotten) THEN 'horizon' ELSE o.reason END,
         (coalesce(o.becomes, p_status) = 'completed')::int,
         CASE coalesce(o.becomes, p_status) WHEN 'received' THEN now() END,
-        o.version, o.payload, o.headers, o.hash,
+        -- A version would say that it failed the message, and its withdrawal would run it.
+        CASE WHEN o.ordinal = ANY (v_forgotten) THEN NULL ELSE o.version END,
+        CASE WHEN v_keeps OR NOT o.ordinal = ANY (v_forgotten) THEN o.payload END,
+        CASE WHEN v_keeps OR NOT o.ordinal = ANY (v_forgotten) THEN o.headers END,
+        o.hash,
         CASE WHEN coalesce(o.becomes, p_status) IN ('completed', 'parked', 'skipped')
             THEN now() END,
         o.ordering,
@@ -255,6 +302,7 @@ BEGIN
              WHEN v_claimed < count(*) FILTER (
                 WHERE o.known IS NULL AND coalesce(o.first, o.ordinal) = o.ordinal) OVER ()
                 THEN 'elsewhere'
+             WHEN o.ordinal = ANY (v_forgotten) THEN 'forgotten'
              WHEN p_status = 'completed' AND o.becomes <> p_status THEN 'waiting'
              ELSE 'new' END,
         coalesce(o.known, v_becomes[coalesce(o.first, o.ordinal)], p_status),

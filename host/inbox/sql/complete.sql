@@ -5,7 +5,8 @@
 --
 -- A message that was claimed as `completed`, ran and left no result needs nothing here: its row
 -- says so already. A message that completes, or is skipped, under a lease makes the next message of
--- its key due. Each failure is kept in the history.
+-- its key due. Each failure is kept in the history; a message that is parked for the horizon did
+-- not run.
 --
 -- Parameters of the call:
 --
@@ -91,7 +92,8 @@ BEGIN
         IF NOT FOUND THEN
             RAISE EXCEPTION 'a completed claim is not of this transaction' USING ERRCODE = 'OB003';
         END IF;
-        IF s.status IN ('failed_retryable', 'failed_terminal', 'parked') THEN
+        IF s.status IN ('failed_retryable', 'failed_terminal', 'parked')
+                AND s.reason IS DISTINCT FROM 'horizon' THEN
             INSERT INTO oncebox.inbox_history (consumer_id, message_id, event, attempt, version_id,
                 reason, error)
             VALUES (p_consumer, s.id, 'failed', v_attempt, v_version, s.reason, s.error);

@@ -10,7 +10,7 @@ use oncebox_model::{
     error::InboxError,
     handler::{Handler, Handlers},
     message::Message,
-    policy::{Policy, Schemas},
+    policy::{Dedup, PastHorizon, Policy, Schemas},
     status::BreakerState,
 };
 use oncebox_registry::Decoder;
@@ -292,7 +292,13 @@ impl ConsumerInbox {
     /// Handlers loaded since may be newer, and their generation would stand for versions that are
     /// not theirs.
     pub(crate) fn claimant(&self, generation: i64) -> Claimant {
-        Claimant { consumer_id: self.consumer_id, generation, payload: self.policy.payload }
+        let Policy { payload, dedup, replay, .. } = &self.policy;
+        Claimant {
+            consumer_id: self.consumer_id,
+            generation,
+            payload: *payload,
+            parks_forgotten: *dedup == Dedup::Inbox && replay.past_horizon != PastHorizon::Run,
+        }
     }
 
     /// Locks the list of leases that are still to be reported to the database.

@@ -3,12 +3,16 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use oncebox_model::{
+    Reason,
     message::Message,
     outcome::{Disposition, Failure},
 };
 
 use crate::{
-    batch::{claim::ClaimOutcome, complete::Recorded},
+    batch::{
+        claim::ClaimOutcome,
+        complete::{PAST_HORIZON, Recorded},
+    },
     consumer::ConsumerInbox,
 };
 
@@ -38,6 +42,11 @@ impl ConsumerInbox {
             (&self.tenant, &self.name, &message.id, &message.event_type);
         let trace_id = message.trace_id();
         match claimed {
+            ClaimOutcome::Forgotten => self.log_parked(&Parked {
+                trace_id,
+                error: Some(PAST_HORIZON),
+                ..Parked::new(message_id, event_type, Reason::Horizon.as_str())
+            }),
             ClaimOutcome::Duplicate { status, same_payload, .. } => {
                 tracing::debug!(
                     tenant,

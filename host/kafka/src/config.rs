@@ -90,6 +90,10 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("metadata.max.age.ms", "900000"),
 ];
 
+/// The host's `session.timeout.ms`, as in [`DEFAULTS`], and librdkafka's `max.poll.interval.ms`.
+const SESSION_TIMEOUT_MS: u64 = 10_000;
+const MAX_POLL_INTERVAL_MS: u64 = 300_000;
+
 /// The properties of every connection of a host to brokers. A silent connection is closed after
 /// eight seconds, and another one is tried soon.
 pub const CONNECTION: &[(&str, &str)] = &[
@@ -235,6 +239,18 @@ impl ConsumerConfig {
     /// Returns whether a topic's name is a regular expression.
     pub fn has_patterns(&self) -> bool {
         self.topics.iter().any(|topic| policy::is_pattern(topic))
+    }
+
+    /// Returns the longest time after which the group redelivers a record that a host completed and
+    /// did not ack.
+    pub fn redelivery(&self) -> Duration {
+        let ms = |name: &str, default: u64| {
+            self.property(name).and_then(|value| value.parse().ok()).unwrap_or(default)
+        };
+        let session_ms = ms("session.timeout.ms", SESSION_TIMEOUT_MS);
+        let poll_ms = ms("max.poll.interval.ms", MAX_POLL_INTERVAL_MS);
+        Duration::from_millis(session_ms.saturating_add(poll_ms))
+            .saturating_add(self.timing.revoke + self.timing.commit)
     }
 
     /// Returns the properties that a client connects with. Consumers with equal ones see equal
@@ -446,6 +462,19 @@ mod tests {
             let text = format!("{error} {error:?}");
             assert!(text.contains(name) && !text.contains("hunter"), "{text}");
         }
+    }
+
+    // What could go wrong: the time after which a group redelivers is told without what an operator
+    // made longer, or by a default that is no longer one.
+    #[test]
+    fn redelivery_takes_a_session_a_poll_and_a_drain() {
+        let client = with(&[], &[]).client_config().unwrap();
+        let default = SESSION_TIMEOUT_MS.to_string();
+        assert_eq!(client.get("session.timeout.ms"), Some(default.as_str()));
+        assert_eq!(with(&[], &[]).redelivery(), Duration::from_secs(10 + 300 + 20 + 5));
+        let longer =
+            with(&[("max.poll.interval.ms", "600000")], &[("session.timeout.ms", "45000")]);
+        assert_eq!(longer.redelivery(), Duration::from_secs(45 + 600 + 20 + 5));
     }
 
     #[test]

@@ -30,6 +30,7 @@ mod seek;
 mod status;
 mod topic_id;
 mod topic_id_cache;
+mod topic_settings;
 mod watcher;
 mod worker;
 
@@ -44,4 +45,5 @@ pub use oncebox_model::inbox::{Inbox, PartitionInbox, PartitionInboxError};
 pub use producer::{NewRecord, ProduceError, Producer};
 pub use seek::{GroupPosition, SeekError, SeekTo, delete_group, positions, set_offsets};
 pub use status::{ConsumerState, ConsumerStatus, PartitionStatus};
+pub use topic_settings::topic_settings;
 pub use watcher::{Lag, LagWatch, Watchers};

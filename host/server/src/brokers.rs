@@ -1,15 +1,18 @@
 //! This process's access to the brokers: for consumers, and for requests that read a group's
 //! positions.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Result, bail};
 use chrono::{DateTime, Utc};
-use oncebox_api::{Asking, BrokerError, Brokers, GroupPosition, SeekTo};
-use oncebox_kafka::{ConsumerConfig, SeekError, Timing, positions};
-use oncebox_model::policy::Policy;
+use oncebox_api::{Asking, AskingRedelivery, BrokerError, Brokers, GroupPosition, SeekTo};
+use oncebox_kafka::{ConsumerConfig, SeekError, Timing, positions, topic_settings};
+use oncebox_model::policy::{Policy, Redelivery, TopicSettings};
 
 use crate::Config;
+
+/// Longest wait for each of the brokers' answers about topics.
+pub(crate) const ASK: Duration = Duration::from_secs(3);
 
 /// The properties of the host's configuration that every client starts from.
 #[derive(Clone)]
@@ -77,6 +80,25 @@ impl Brokers for BrokerAccess {
             found.map(|found| found.into_iter().map(shown).collect()).map_err(refused)
         })
     }
+
+    fn redelivery<'a>(
+        &'a self,
+        tenant: &'a str,
+        consumer: &'a str,
+        policy: &'a Policy,
+    ) -> AskingRedelivery<'a> {
+        let config = self.config(tenant, consumer, policy);
+        Box::pin(async move {
+            let topics = topic_settings(std::slice::from_ref(&config), ASK).await;
+            redelivery(&config, topics.into_iter().next().unwrap_or_default())
+        })
+    }
+}
+
+/// Returns the ways in which a consumer's messages come again, by the settings of its topics.
+pub(crate) fn redelivery(config: &ConsumerConfig, topics: Vec<TopicSettings>) -> Redelivery {
+    let group_ms = u64::try_from(config.redelivery().as_millis()).unwrap_or(u64::MAX);
+    Redelivery { topics, group_ms }
 }
 
 fn wanted(to: SeekTo) -> oncebox_kafka::SeekTo {

@@ -16,7 +16,9 @@ use crate::{
     brokers::BrokerAccess,
     compile::Compilations,
     config::Config,
-    consumer::{duplicates::Duplicates, idle::IdleLimits, loader::Loader, starts::Starts},
+    consumer::{
+        duplicates::Duplicates, horizon::Horizons, idle::IdleLimits, loader::Loader, starts::Starts,
+    },
     tenants::sessions::TenantSessions,
 };
 
@@ -52,6 +54,8 @@ pub(crate) struct HostContext {
     pub(crate) starting: Arc<Starts>,
     /// Duplicates that consumers refused, until they are reported.
     pub(crate) duplicates: Arc<Duplicates>,
+    /// Checks that inboxes remember for longer than topics keep records.
+    pub(crate) horizons: Arc<Horizons>,
     group_attempts: Mutex<HashMap<i32, u32>>,
 }
 
@@ -87,6 +91,7 @@ impl HostContext {
             starts: Semaphore::new(STARTS_MAX),
             changes: Semaphore::new(CHANGES_MAX),
             duplicates: Arc::default(),
+            horizons: Horizons::new(Duration::from_millis(config.kafka.horizon_check_ms)),
             group_attempts: Mutex::default(),
         }
     }

@@ -34,6 +34,8 @@ mod heartbeat;
 mod notifications;
 // One consumer as this host runs it.
 pub mod consumer;
+// The removal of messages that are past their retention.
+mod retention;
 // Sessions, databases and deletions of tenants.
 mod tenants;
 

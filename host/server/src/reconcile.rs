@@ -62,6 +62,7 @@ impl Supervisor {
         let partitions = tokio::spawn(make_partitions(host.admin.clone()));
         let capture = tokio::spawn(keep_capture(host.admin.clone()));
         let databases = tokio::spawn(databases::keep(host.admin.clone()));
+        let horizons = tokio::spawn(host.horizons.clone().run());
         let waking =
             tokio::spawn(wakeups::run(host.due_poller.clone(), host.budget.clone(), stop.clone()));
         let (began, mut look_due) = (Instant::now(), Instant::now());
@@ -87,6 +88,7 @@ impl Supervisor {
         partitions.abort();
         capture.abort();
         databases.abort();
+        horizons.abort();
         waking.abort();
         self.announce(Err("draining".to_owned()));
         let drained = tasks.drain(consumers).await;

@@ -20,7 +20,7 @@ use crate::{
     context::HostContext,
     http,
     reconcile::Supervisor,
-    startup,
+    retention, startup,
     tenants::deletion,
 };
 
@@ -88,11 +88,16 @@ pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()>
     ));
     let deleting = tokio::spawn(deletion::carry_on(admin.clone()));
     let host = HostContext::new(config, admin, components, kafka, decoder);
+    let removing = tokio::spawn(retention::keep(
+        host.admin.acting_as(host.owner.clone()),
+        config.retention.clone(),
+    ));
     let supervisor = Supervisor::new(host, readiness);
     tracing::info!(http = %address, api = api_url, brokers = config.kafka.brokers, "oncebox {} \
         serves", env!("CARGO_PKG_VERSION"));
     let drained = supervisor.run(stop, Duration::from_millis(config.shutdown.drain_ms)).await;
     deleting.abort();
+    removing.abort();
     http_stop.cancel();
     compiling.await?;
     // A client that keeps its request open does not keep the process from ending.

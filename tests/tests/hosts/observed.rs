@@ -129,7 +129,7 @@ async fn every_line_of_a_message_names_it_and_none_shows_its_payload() {
         ),
         ("invalid", schema, invalid),
         ("versions", GUARDED, versions),
-        ("old", "replay = { past_horizon = 'park' }", old),
+        ("old", "replay = { past_horizon = 'park_by_time' }", old),
         ("leased", "ack = 'after_insert'", leased),
     ] {
         let consumer = fixture.consumer(&tenant, name, policy).await;

@@ -25,7 +25,7 @@ async fn days_off(days: i64) -> Result<()> {
     let fixture =
         HostFixture::with(Options { static_members: false, ..Options::default() }).await?;
     fixture
-        .execute(r#"UPDATE oncebox.consumer SET policy = policy || '{"replay": {"past_horizon": "park"}}' WHERE consumer_id = {consumer}"#)
+        .execute(r#"UPDATE oncebox.consumer SET policy = policy || '{"replay": {"past_horizon": "park_by_time"}}' WHERE consumer_id = {consumer}"#)
         .await?;
     let ahead = (days * DAY_S).to_string();
     let clock = [("ONCEBOX_CLOCK_AHEAD_S", ahead.as_str())];

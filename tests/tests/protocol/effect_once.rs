@@ -593,7 +593,7 @@ async fn a_stale_host_completes_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_may_be_forgotten_is_parked_where_the_policy_says_so() {
     let fixture = InboxFixture::new().await;
-    let consumer = fixture.simple("", "replay = { past_horizon = 'park' }").await;
+    let consumer = fixture.simple("", "replay = { past_horizon = 'park_by_time' }").await;
     let host = fixture.host(&consumer);
     let now: i64 = sqlx::query_scalar("SELECT (extract(epoch FROM now()) * 1000)::bigint")
         .fetch_one(&fixture.pool)

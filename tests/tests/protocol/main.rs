@@ -18,6 +18,7 @@ mod leases;
 mod locks;
 mod order;
 mod redrive;
+mod retention;
 mod shadow;
 mod sql_values;
 mod tenant_isolation;

@@ -30,6 +30,7 @@ use oncebox_model::{
     record::Record,
 };
 use oncebox_tests::{
+    aging::age,
     collisions::{
         DEADLOCK, HELD_UP, MISTAKEN, PATIENT, crossed, hold, keys, neighbours, strangers,
     },
@@ -381,6 +382,37 @@ static DEFECTS: &[Defect] = &[
         sees: "runs without being counted first",
         made: Made::Functions(&[("take_partition", "RETURN v_starts > 1", "RETURN false")]),
     },
+    // Retention
+    Defect {
+        name: "drop_before_move",
+        scenario: "a removal",
+        sees: "an open message is lost",
+        made: Made::Switch,
+    },
+    Defect {
+        name: "retention_by_host_clock",
+        scenario: "a removal",
+        sees: "a message is forgotten before its time",
+        made: Made::Switch,
+    },
+    Defect {
+        name: "low_water_mark_ignored",
+        scenario: "a removal",
+        sees: "a forgotten message runs again",
+        made: Made::Functions(&[("claim", "u.\"offset\" <= f.\"offset\"", "false")]),
+    },
+    Defect {
+        name: "low_water_mark_without_offset",
+        scenario: "a removal",
+        sees: "a new message is held back",
+        made: Made::Functions(&[("claim", "u.\"offset\" <= f.\"offset\"", "true")]),
+    },
+    Defect {
+        name: "low_water_mark_without_time",
+        scenario: "a removal",
+        sees: "a topic that was made again is held back",
+        made: Made::Functions(&[("claim", "u.timestamp_ms <= f.record_timestamp_ms", "true")]),
+    },
     // Order
     Defect {
         name: "failure_passed_in_batch",
@@ -684,6 +716,7 @@ static IN_PROCESS: &[(&str, Check)] = &[
     }),
     ("a killer in a batch", |defect| killer_in_a_batch(defect).map(Ok).boxed_local()),
     ("a partition on which a host died", |defect| suspect_partition(defect).map(Ok).boxed_local()),
+    ("a removal", |defect| removal(defect).map(Ok).boxed_local()),
     ("a failure before its key", |defect| failure_before_its_key(defect).map(Ok).boxed_local()),
     ("a claim beside a retry of its key", |defect| {
         claim_beside_a_retry(defect).map(Ok).boxed_local()
@@ -1698,6 +1731,49 @@ async fn finish_in_order(fixture: InboxFixture, consumer: &TestConsumer) {
         0,
         "{FORGOTTEN}"
     );
+    fixture.finish().await;
+}
+
+/// A partition is removed whose time is over, beside one whose time is not. Then its records come
+/// again, with new ones.
+async fn removal(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    let host = fixture.host(&consumer);
+    deliver(&host, &[record(0, "old", ""), record(1, "open", "park")]).await;
+    age(&fixture.pool, "true", 12).await;
+    deliver(&host, &[record(2, "young", "")]).await;
+    age(&fixture.pool, "message_id = 'young'", 4).await;
+    let retention = fixture.admin.retention();
+    let run = retention.run(&retention.databases().await.unwrap()[0]).await.unwrap();
+    assert!(run.failed.is_empty() && !run.removed.is_empty(), "{run:?}");
+    assert!(fixture.find(&consumer, "open").await.is_some(), "an open message is lost");
+    assert!(
+        fixture.find(&consumer, "young").await.is_some(),
+        "a message is forgotten before its time"
+    );
+    // One that was produced late, with an old timestamp, and one of a topic that was made again.
+    let late = Record { timestamp_ms: 1, ..record(3, "late", "") };
+    let anew = Record { timestamp_ms: 1_800_000_000_000, ..record(0, "anew", "") };
+    deliver(&host, &[record(0, "old", ""), late]).await;
+    deliver(&host, &[anew]).await;
+    assert_eq!(fixture.effects(&consumer, "old").await, 1, "a forgotten message runs again");
+    assert_eq!(
+        fixture.row(&consumer, "late").await.status,
+        "completed",
+        "a new message is held back"
+    );
+    assert_eq!(
+        fixture.row(&consumer, "anew").await.status,
+        "completed",
+        "a topic that was made again is held back"
+    );
+    fixture
+        .execute(format!(
+            "DELETE FROM {}.effect WHERE message_id = 'old'",
+            consumer.tenant.schema_name
+        ))
+        .await;
     fixture.finish().await;
 }
 

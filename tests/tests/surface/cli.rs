@@ -315,7 +315,7 @@ async fn a_configuration_that_cannot_work_is_named() {
             "section.toml",
             "[databas]\n",
             "line 1: unknown field `databas`, expected one of `database`, `kafka`, \
-                `schema_registry`, `keys`, `runtime`, `http`, `api`, `log`, `shutdown`",
+                `schema_registry`, `keys`, `runtime`, `http`, `api`, `log`, `retention`, `shutdown`",
         ),
         (
             "open.toml",
@@ -1000,6 +1000,7 @@ Commands:
   why          Show the history of a message: what became of it, what it waits for, what to do
   hosts        List the hosts that run
   doctor       Look whether the database keeps tenants apart, and say what to do where it does not
+  retention    What is removed when, and removing it now
   token        Who may use the API
   audit        List who changed what
   help         Print this message or the help of the given subcommand(s)"

@@ -79,6 +79,7 @@ fn show(of: &Named, change: &PolicyChangeBody) {
     for consequence in &change.consequences {
         println!("{}: {}", consequence.key, consequence.text);
     }
+    change.warnings.iter().for_each(|warning| println!("warning: {warning}"));
 }
 
 fn value(value: Option<&Value>) -> String {

@@ -44,6 +44,8 @@ pub(crate) enum HostLock {
     Replica(i32),
     /// Removal of this tenant.
     Removal(i32),
+    /// Removal of inbox partitions that are past their retention.
+    Retention,
 }
 
 /// Factor of the tenant in the second number. The remainder is the kind of lock.
@@ -61,6 +63,7 @@ impl HostLock {
             Self::TenantMigration(tenant_id) => (5, tenant_id),
             Self::Replica(tenant_id) => (6, tenant_id),
             Self::Removal(tenant_id) => (7, tenant_id),
+            Self::Retention => (8, 0),
         };
         tenant_id.wrapping_mul(KINDS).wrapping_add(kind)
     }
@@ -75,6 +78,7 @@ impl HostLock {
             Self::TenantMigration(_) => "apply a migration of the tenant",
             Self::Replica(_) => "write to the tenant's own database",
             Self::Removal(_) => "take the tenant away",
+            Self::Retention => "remove partitions of the inbox",
         }
     }
 

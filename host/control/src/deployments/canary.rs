@@ -224,7 +224,7 @@ pub(crate) async fn redrive(
         FROM oncebox.consumer c WHERE c.consumer_id = $1 AND i.consumer_id = $1 AND \
         i.retention_class = c.retention_class \
             AND i.version_id = $2 AND i.status IN ('failed_retryable', 'failed_terminal', \
-            'parked') AND i.received_at >= $3 \
+            'parked') AND i.received_at >= $3 AND i.reason IS DISTINCT FROM 'horizon' \
             AND (i.status = 'failed_retryable' OR $4)";
     // Messages received before this deployment began are left out: they failed under an earlier
     // deployment, and an operator has decided about them.

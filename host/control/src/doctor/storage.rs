@@ -20,16 +20,30 @@ pub(super) const CHECKS: &[Check] = &[
               JOIN oncebox.retention_class r ON r.name = n.class, LATERAL (SELECT \
             to_timestamp(n.at || '+00', 'YYYYMMDDHH24MISSTZH') AS from_at) b
          WHERE c.relnamespace = 'oncebox'::regnamespace AND c.relkind = 'r' AND NOT c.relispartition
+              AND NOT EXISTS (SELECT FROM oncebox.removal m WHERE m.partition_name = c.relname AND \
+            m.state = 'counted')
          UNION ALL
          SELECT 'warning', format('detaching the partition %s of the inbox was begun and not \
             finished', i.inhrelid::regclass),
                 format('ALTER TABLE %s DETACH PARTITION %s FINALIZE', i.inhparent::regclass, \
             i.inhrelid::regclass)
          FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhdetachpending AND \
-            c.relnamespace = 'oncebox'::regnamespace",
+            c.relnamespace = 'oncebox'::regnamespace
+              AND NOT EXISTS (SELECT FROM oncebox.removal m WHERE m.partition_name = c.relname AND \
+            m.state = 'counted')",
     )
     .advice("look first whether someone keeps the table on purpose; attached again, messages of \
         that time are known again"),
+    Check::new(
+        "removals",
+        "no removal of a time partition has failed for longer than a day",
+        "SELECT 'warning', format('the removal of the time partition `%s` began at %s and is not \
+            finished: %s', m.partition_name, m.began_at, m.error), NULL::text
+         FROM oncebox.removal m WHERE m.state <> 'dropped' AND m.error IS NOT NULL AND m.began_at \
+            < now() - interval '1 day'",
+    )
+    .advice("mend what the error names; hosts try again at every run, and `oncebox retention run` \
+        does so at once"),
     Check::new(
         "indexes",
         "every index of the inbox is valid",

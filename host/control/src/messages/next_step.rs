@@ -238,7 +238,7 @@ fn cure(reason: Option<Reason>) -> &'static str {
                 redrive."
         }
         Some(Reason::Horizon) => {
-            "It is older than the inbox remembers, so that nobody knows whether it ran before. \
+            "The inbox does not know it and may have forgotten it, so that it may have run before. \
                 Look for its effect; redrive it if there is none."
         }
         Some(Reason::Schema) => {

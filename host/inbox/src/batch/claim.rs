@@ -67,6 +67,9 @@ pub enum ClaimOutcome {
     Gap,
     /// New, but its aggregate is at its version or a later one: it is skipped.
     Superseded,
+    /// Unknown, but at or below what the inbox has forgotten of its partition: it may have run, and
+    /// is parked.
+    Forgotten,
     /// Duplicate: the message has a row already, or comes earlier in this batch. So this delivery
     /// is settled.
     Duplicate {
@@ -81,14 +84,15 @@ pub enum ClaimOutcome {
 
 impl ClaimOutcome {
     /// Returns the name in metrics and logs: `new`, `waiting` for its turn, `gap`, `old`,
-    /// `already_done` or `in_flight_elsewhere`. The last stands for a message that waits in the
-    /// inbox for a retry worker.
+    /// `past_horizon`, `already_done` or `in_flight_elsewhere`. The last stands for a message that
+    /// waits in the inbox for a retry worker.
     pub fn name(&self) -> &'static str {
         match self {
             Self::New => "new",
             Self::Waiting { .. } => "waiting",
             Self::Gap => "gap",
             Self::Superseded => "old",
+            Self::Forgotten => "past_horizon",
             Self::Duplicate { status, .. } if is_open(status) => "in_flight_elsewhere",
             Self::Duplicate { .. } => "already_done",
         }
@@ -128,6 +132,8 @@ pub struct Claimant {
     pub generation: i64,
     /// Policy for the rows that keep payloads.
     pub payload: PayloadPolicy,
+    /// Whether an unknown message that the inbox may have forgotten is parked.
+    pub parks_forgotten: bool,
 }
 
 /// Claims a batch of one partition and returns one answer per message, in order. With
@@ -176,6 +182,7 @@ pub async fn claim(
         p_payload: column(requests, |o| o.message.record.payload.as_deref().filter(|_| keep)),
         p_ordering: is_ordered.then(|| column(requests, |o| o.ordering)),
         p_sequence: column(requests, |o| o.message.sequence.filter(|_| o.ordering.is_some())),
+        p_parks_forgotten: claimant.parks_forgotten,
     });
     let rows = transaction.rows(query).await?;
     let outcomes = rows.iter().map(read).collect::<Result<Vec<_>, _>>()?;
@@ -222,6 +229,12 @@ fn read(row: &sqlx::postgres::PgRow) -> Result<ClaimOutcome, InboxError> {
         "waiting" => Ok(ClaimOutcome::Waiting {
             is_due: row.try_get::<&str, _>("known_status")? == MessageStatus::Received.as_str(),
         }),
+        "forgotten"
+            if row.try_get::<&str, _>("known_status")? == MessageStatus::Skipped.as_str() =>
+        {
+            Ok(ClaimOutcome::Superseded)
+        }
+        "forgotten" => Ok(ClaimOutcome::Forgotten),
         "known" => Ok(ClaimOutcome::Duplicate {
             status: row.try_get("known_status")?,
             same_payload: row.try_get("same_payload")?,

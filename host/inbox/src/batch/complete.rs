@@ -144,6 +144,9 @@ impl<'a> Execution<'a> {
 
 /// Reason in the row of a message that waits, or is parked, for versions before its own.
 pub(crate) const GAP: &str = Reason::Gap.as_str();
+/// Text in the row of a message that is parked since it may have run.
+pub(crate) const PAST_HORIZON: &str = "the inbox has forgotten messages up to this offset of the \
+    partition, and this one may be among them";
 /// Reason in the row of a message whose aggregate is at its version or a later one.
 pub(crate) const SUPERSEDED: &str = Reason::OldVersion.as_str();
 
@@ -192,6 +195,26 @@ impl Completion {
         wait: Duration,
     ) {
         self.open(ran, MessageStatus::Waiting.as_str(), Some((GAP, gap.to_string())), Some(wait));
+    }
+
+    /// Keeps the record of a message that its claim parked, since the inbox may have forgotten that
+    /// it ran.
+    pub(crate) fn past_horizon(&mut self, message: &Message, policy: &Policy) {
+        let keep = policy.payload != PayloadPolicy::None;
+        let record = &message.record;
+        self.rows.push(CompletedRow {
+            id: message.id.clone(),
+            epoch: 0,
+            status: Disposition::Parked.status(),
+            reason: Some(Reason::Horizon.to_string()),
+            error: Some(PAST_HORIZON.to_owned()),
+            result: None,
+            delay: None,
+            version: None,
+            keep,
+            headers: keep.then(|| headers::encode(&record.headers)),
+            payload: record.payload.clone().filter(|_| keep),
+        });
     }
 
     /// Parks a message that waited too long for missing versions of its aggregate.

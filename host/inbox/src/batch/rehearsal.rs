@@ -144,6 +144,10 @@ impl<'a> Rehearsal<'a> {
             state.complete(transaction).await?;
             return Ok(Rehearsed::Duplicate { status });
         }
+        if state.claims[0] == ClaimOutcome::Forgotten {
+            state.complete(transaction).await?;
+            return Ok(Rehearsed::Parked { reason: oncebox_model::Reason::Horizon.to_string() });
+        }
         while let Some(next) = state.next() {
             let mode = SavepointMode::Savepoints;
             self.consumer.handle_next(transaction, &mut state, next, mode).await?;

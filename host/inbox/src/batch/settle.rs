@@ -248,6 +248,8 @@ impl ConsumerInbox {
         } else if let ClaimOutcome::Waiting { is_due } = claim {
             // It ran and failed before its turn; it runs again in its turn.
             completion.waits(message, is_due);
+        } else if claim == ClaimOutcome::Forgotten {
+            completion.past_horizon(message, &self.policy);
         }
         complete(&transaction, self.consumer_id, &completion).await?;
         self.due_after(&completion);

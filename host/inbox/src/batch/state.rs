@@ -206,13 +206,19 @@ impl<'a> BatchState<'a> {
         let messages = new.map(|(routed, _)| &routed.request.message);
         let policy = consumer.policy.sequence.as_ref();
         let sequence = sequence_of(transaction, consumer.consumer_id, policy, messages).await?;
+        let mut blocked = BlockedKeys::default();
+        for (index, routed) in batch.iter().enumerate() {
+            if claims[index] == ClaimOutcome::Forgotten {
+                blocked.failed(index, &routed.request, Disposition::Parked);
+            }
+        }
         Ok(Self {
             consumer,
             batch,
             claims,
             completion: Completion::default(),
             sequence,
-            blocked: BlockedKeys::default(),
+            blocked,
             results: Results::new(),
             sampled: Vec::new(),
             next: 0,
@@ -367,6 +373,9 @@ impl<'a> BatchState<'a> {
                     self.completion.waits(&routed.request.message, is_due);
                 }
                 ClaimOutcome::Gap => self.waits_for_gap(index),
+                ClaimOutcome::Forgotten => {
+                    self.completion.past_horizon(&routed.request.message, &consumer.policy);
+                }
                 _ => {}
             }
         }

@@ -221,7 +221,7 @@ impl PartitionInbox {
     ) -> Result<(), InboxError> {
         let claims =
             self.consumer.store(admission, generation, parked, InitialStatus::Parked).await?;
-        self.made_progress |= claims.contains(&ClaimOutcome::New);
+        self.made_progress |= claims.iter().any(ClaimOutcome::is_ours);
         let mut collisions = Vec::new();
         for (ClaimRequest { message, .. }, claimed) in parked.iter().zip(&claims) {
             if !is_collision(&parked[0]) && self.collides(claimed) {

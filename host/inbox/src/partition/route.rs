@@ -93,7 +93,8 @@ impl PartitionInbox {
     /// does not matter.
     pub(super) async fn horizon_ms(&mut self) -> Result<Option<i64>, InboxError> {
         let Policy { replay, retention, .. } = &self.consumer.policy;
-        let Some(days) = retention.days().filter(|_| replay.past_horizon == PastHorizon::Park)
+        let Some(days) =
+            retention.days().filter(|_| replay.past_horizon == PastHorizon::ParkByTime)
         else {
             return Ok(None);
         };

@@ -124,8 +124,12 @@ impl TrialContext {
         transaction: &Transaction<'_>,
         generation: i64,
     ) -> Result<(), InboxError> {
-        let claimant =
-            Claimant { consumer_id: self.consumer_id, generation, payload: PayloadPolicy::None };
+        let claimant = Claimant {
+            consumer_id: self.consumer_id,
+            generation,
+            payload: PayloadPolicy::None,
+            parks_forgotten: false,
+        };
         claim(transaction, claimant, &[], InitialStatus::Completed).await.map(drop)
     }
 

@@ -60,6 +60,10 @@ defects! {
     UndecodableDropped = "undecodable_dropped",
     /// The horizon of replays is judged by the host's clock.
     HorizonByHostClock = "horizon_by_host_clock",
+    /// The age of time partitions is judged by the host's clock.
+    RetentionByHostClock = "retention_by_host_clock",
+    /// A time partition is dropped with the messages in it that must stay.
+    DropBeforeMove = "drop_before_move",
     /// A message with a known id and another payload counts as a duplicate.
     CollisionsDropped = "collisions_dropped",
     /// A fault of the host costs the message an attempt.

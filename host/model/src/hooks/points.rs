@@ -65,9 +65,29 @@ pub const REMOVAL_POINTS: &[&str] = &[
     "tenant:delete:roles",
 ];
 
+/// Every fail point of the removal of a time partition, in order.
+pub const RETENTION_POINTS: &[&str] = &[
+    "retention:begin:after",
+    "retention:move:before",
+    "retention:move:after",
+    "retention:count:after",
+    "retention:detach:after",
+    "retention:history:after",
+    "retention:drop:before",
+    "retention:drop:after",
+];
+
 /// Returns whether there is a point of this name.
 pub(super) fn is_known(name: &str) -> bool {
-    [POINTS, CHANGE_POINTS, ACTION_POINTS, COPY_POINTS, TENANT_DATABASE_POINTS, REMOVAL_POINTS]
-        .iter()
-        .any(|points| points.contains(&name))
+    [
+        POINTS,
+        CHANGE_POINTS,
+        ACTION_POINTS,
+        COPY_POINTS,
+        TENANT_DATABASE_POINTS,
+        REMOVAL_POINTS,
+        RETENTION_POINTS,
+    ]
+    .iter()
+    .any(|points| points.contains(&name))
 }

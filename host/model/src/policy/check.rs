@@ -259,8 +259,8 @@ impl Policy {
             ),
             (
                 "replay.past_horizon",
-                self.replay.past_horizon == PastHorizon::Park && self.dedup == Dedup::Off,
-                "`replay.past_horizon = \"park\"` needs `dedup = \"inbox\"`: without it nothing is \
+                self.replay.past_horizon == PastHorizon::ParkByTime && self.dedup == Dedup::Off,
+                "`replay.past_horizon = \"park_by_time\"` needs `dedup = \"inbox\"`: without it nothing is \
                     remembered of any message",
             ),
         ]

@@ -133,24 +133,27 @@ impl Policy {
         } else {
             " Nobody may set its offsets back.".to_owned()
         };
-        if self.replay.past_horizon == PastHorizon::Park {
-            replay.push_str(
-                " One that is older than its retention and is not known is parked, \
-                since it may have run before.",
-            );
+        if self.dedup == Dedup::Inbox && self.retention != Retention::Permanent {
+            replay.push_str(match self.replay.past_horizon {
+                PastHorizon::Run => " One that was forgotten since runs again.",
+                PastHorizon::Park => {
+                    " One that may have been forgotten since, by its offset, is parked."
+                }
+                PastHorizon::ParkByTime => {
+                    " One that is older than its retention and is not known is parked, \
+                    since it may have run before."
+                }
+            });
         }
         match self.dedup {
             Dedup::Inbox => {
-                let (least, longer) = match self.retention {
-                    Retention::Permanent => ("", ""),
-                    _ => (
-                        " at least",
-                        " Nothing is removed today, so that it is remembered for longer.",
-                    ),
+                let least = match self.retention {
+                    Retention::Permanent => "",
+                    _ => " at least",
                 };
                 format!(
                     "A message that completed is remembered {}{least}: another delivery of it is \
-                        acked and has no effect.{longer}{replay}",
+                        acked and has no effect.{replay}",
                     self.retention.explain()
                 )
             }
@@ -435,8 +438,9 @@ mod tests {
             (
                 "retention = '30d'",
                 "remembered for 30 days at least: another delivery of it is acked and has no \
-                    effect. Nothing is removed today",
+                    effect. One that may have been forgotten since, by its offset, is parked.",
             ),
+            ("replay = { past_horizon = 'run' }", "forgotten since runs again."),
             ("payload = 'none'", "cannot be run again"),
             ("payload = 'all'", "of every message"),
             ("no_route = 'skip'", "is skipped"),
@@ -452,7 +456,7 @@ mod tests {
             ("dead_letters = { topic = 'orders.dead' }", "are copied to the topic `orders.dead`."),
             ("replay = { allowed = false }", "Nobody may set its offsets back."),
             (
-                "replay = { past_horizon = 'park' }",
+                "replay = { past_horizon = 'park_by_time' }",
                 "is not known is parked, since it may have run before.",
             ),
             (

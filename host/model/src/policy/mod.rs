@@ -26,6 +26,8 @@ mod native;
 mod explain;
 // The questions to ask of an inbox, answered by a policy.
 mod readiness;
+// The proof that the inbox remembers for long enough.
+mod horizon;
 
 use std::collections::BTreeMap;
 
@@ -36,6 +38,10 @@ pub use self::{
     apart::apart,
     batch::Batch,
     check::PolicyProblem,
+    horizon::{
+        Horizon, HorizonInput, HorizonVerdict, MARGIN, Redelivery, RetentionSettings, TimeSpan,
+        TopicRetention, TopicSettings,
+    },
     limits::{Limits, OF_CONSUMER},
     native::{TOPICS_MAX, group_fault, is_pattern, properties_fault, topic_fault, topics_fault},
     order::{Gap, Order, Sequence},
@@ -287,14 +293,13 @@ impl DeadLetters {
 pub struct Replay {
     /// Permission for `oncebox consumer seek` to set offsets back. Brokers redeliver regardless.
     pub allowed: bool,
-    /// Treatment of an unknown message that is older than `retention`: the inbox may have forgotten
-    /// it.
+    /// Treatment of an unknown message that the inbox may have forgotten.
     pub past_horizon: PastHorizon,
 }
 
 impl Default for Replay {
     fn default() -> Self {
-        Self { allowed: true, past_horizon: PastHorizon::Run }
+        Self { allowed: true, past_horizon: PastHorizon::default() }
     }
 }
 
@@ -303,10 +308,25 @@ impl Default for Replay {
 #[serde(rename_all = "snake_case")]
 pub enum PastHorizon {
     /// It runs as a message that comes for the first time.
-    #[default]
     Run,
-    /// It is parked for an operator, for a decision.
+    /// It is parked for an operator where its record is at or below what the inbox has forgotten of
+    /// its partition.
+    #[default]
     Park,
+    /// As `park`, and every unknown message whose record is older than `retention` is parked too,
+    /// wherever it stands: for producers that send an event again under its old timestamp.
+    ParkByTime,
+}
+
+impl PastHorizon {
+    /// Returns the name of the treatment in a policy.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::Park => "park",
+            Self::ParkByTime => "park_by_time",
+        }
+    }
 }
 
 impl Replay {

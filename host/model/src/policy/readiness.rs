@@ -226,13 +226,9 @@ impl Policy {
             Dedup::Inbox if self.retention == Retention::Permanent => {
                 holds("for ever, by `retention`")
             }
-            Dedup::Inbox => (
-                Holds,
-                format!(
-                    "{} at least, by `retention`; nothing is removed today, so that it is longer",
-                    self.retention.explain()
-                ),
-            ),
+            Dedup::Inbox => {
+                (Holds, format!("{} at least, by `retention`", self.retention.explain()))
+            }
             Dedup::Off => (Missing, "not at all".to_owned()),
         }
     }
@@ -245,9 +241,8 @@ impl Policy {
             Dedup::Inbox => (
                 Look,
                 format!(
-                    "nothing is removed today; `retention` promises {}: compare that with the \
-                        topic's `retention.ms` and with your longest \
-                     replay or backfill",
+                    "`retention` promises {}: `oncebox retention explain` holds that against the \
+                        topics' `retention.ms`; compare it with your longest backfill yourself",
                     self.retention.explain().trim_start_matches("for ")
                 ),
             ),

@@ -24,6 +24,7 @@ pub(super) const OVERRIDES: &[(&str, &str, &str)] = &[
     ("database", "leave_after_ms", "ONCEBOX_DATABASE_LEAVE_AFTER_MS"),
     ("kafka", "brokers", "ONCEBOX_KAFKA_BROKERS"),
     ("kafka", "idle_after_ms", "ONCEBOX_KAFKA_IDLE_AFTER_MS"),
+    ("kafka", "horizon_check_ms", "ONCEBOX_KAFKA_HORIZON_CHECK_MS"),
     ("schema_registry", "url", "ONCEBOX_SCHEMA_REGISTRY_URL"),
     ("schema_registry", "username", "ONCEBOX_SCHEMA_REGISTRY_USERNAME"),
     ("schema_registry", "password_file", "ONCEBOX_SCHEMA_REGISTRY_PASSWORD_FILE"),
@@ -47,6 +48,9 @@ pub(super) const OVERRIDES: &[(&str, &str, &str)] = &[
     ("api", "request_timeout_ms", "ONCEBOX_API_REQUEST_TIMEOUT_MS"),
     ("log", "format", "ONCEBOX_LOG_FORMAT"),
     ("log", "level", "ONCEBOX_LOG_LEVEL"),
+    ("retention", "enabled", "ONCEBOX_RETENTION_ENABLED"),
+    ("retention", "interval_ms", "ONCEBOX_RETENTION_INTERVAL_MS"),
+    ("retention", "window", "ONCEBOX_RETENTION_WINDOW"),
     ("shutdown", "drain_ms", "ONCEBOX_SHUTDOWN_DRAIN_MS"),
 ];
 
@@ -63,10 +67,14 @@ pub(super) fn from_environment(error: &toml::de::Error) -> anyhow::Error {
     )
 }
 
-/// Puts a value of the environment into the table, as an integer where it is one.
+/// Puts a value of the environment into the table, as an integer or a boolean where it is one.
 pub(super) fn set(table: &mut toml::Table, section: &str, key: &str, value: &str) {
     let section = table.entry(section).or_insert_with(|| toml::Table::new().into());
-    let value = value.parse::<i64>().map_or_else(|_| value.into(), toml::Value::from);
+    let value: toml::Value = match (value.parse::<i64>(), value.parse::<bool>()) {
+        (Ok(number), _) => number.into(),
+        (_, Ok(flag)) => flag.into(),
+        _ => value.into(),
+    };
     if let Some(section) = section.as_table_mut() {
         section.insert(key.to_owned(), value);
     }

@@ -13,13 +13,21 @@ pub struct KafkaSettings {
     /// Idle time, in milliseconds, after which a consumer leaves its group until it has records to
     /// read; 0 for never.
     pub idle_after_ms: u64,
+    /// Milliseconds between two checks that a consumer's inbox remembers for longer than its topics
+    /// keep records; 0 for no checks.
+    pub horizon_check_ms: u64,
     /// Any properties of librdkafka, for every consumer.
     pub properties: BTreeMap<String, String>,
 }
 
 impl Default for KafkaSettings {
     fn default() -> Self {
-        Self { brokers: String::new(), idle_after_ms: 60_000, properties: BTreeMap::new() }
+        Self {
+            brokers: String::new(),
+            idle_after_ms: 60_000,
+            horizon_check_ms: 3_600_000,
+            properties: BTreeMap::new(),
+        }
     }
 }
 
@@ -30,6 +38,7 @@ impl std::fmt::Debug for KafkaSettings {
         f.debug_struct("KafkaSettings")
             .field("brokers", &self.brokers)
             .field("idle_after_ms", &self.idle_after_ms)
+            .field("horizon_check_ms", &self.horizon_check_ms)
             .field("properties", &names)
             .finish()
     }

@@ -6,6 +6,7 @@ mod http;
 mod kafka;
 mod keys;
 mod log;
+mod retention;
 mod runtime;
 mod schema_registry;
 
@@ -14,6 +15,7 @@ pub use http::{ApiSettings, HttpSettings};
 pub use kafka::KafkaSettings;
 pub use keys::KeySettings;
 pub use log::{LogFormat, LogSettings, ShutdownSettings};
+pub use retention::{DailyWindow, RetentionSettings};
 pub use runtime::RuntimeSettings;
 pub use schema_registry::SchemaRegistrySettings;
 
@@ -51,6 +53,8 @@ pub struct Config {
     pub api: ApiSettings,
     /// The form and the level of log lines.
     pub log: LogSettings,
+    /// The removal of what is past its retention.
+    pub retention: RetentionSettings,
     /// The drain at the end of the process.
     pub shutdown: ShutdownSettings,
 }
@@ -218,6 +222,7 @@ mod tests {
         default.runtime.cache_dir = config.runtime.cache_dir.clone();
         default.api.tls_certificate_file = config.api.tls_certificate_file.clone();
         default.api.tls_key_file = config.api.tls_key_file.clone();
+        default.retention.window = config.retention.window;
         default.kafka = config.kafka.clone();
         default.schema_registry = config.schema_registry.clone();
         assert_eq!(format!("{config:?}"), format!("{default:?}"));

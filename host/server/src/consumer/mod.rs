@@ -16,5 +16,7 @@ pub(crate) mod operations;
 pub(crate) mod dead_letter_topic;
 // The poller that wakes the retry workers of all consumers.
 pub(crate) mod wakeups;
+// The check that its inbox remembers for long enough.
+pub(crate) mod horizon;
 // Counts of refused duplicates.
 pub(crate) mod duplicates;

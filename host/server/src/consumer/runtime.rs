@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     consumer::{
         dead_letter_topic,
+        horizon::HorizonGuard,
         idle::IdleConsumer,
         router::Routes,
         starts::{Mark, Trial},
@@ -47,6 +48,8 @@ pub(crate) struct ConsumerRuntime {
     routes: Arc<Routes>,
     workers: Vec<JoinHandle<()>>,
     stop: CancellationToken,
+    /// Checks of its memory; none for a consumer that reads nothing, or needs none.
+    _horizon: Option<HorizonGuard>,
 }
 
 /// The parts that a consumer is started with.
@@ -106,6 +109,10 @@ impl ConsumerRuntime {
         }
         let config = host.kafka.config(&tenant, &name, &policy);
         let copying = config.clone();
+        let horizon = match work {
+            RunMode::Consume => host.horizons.watch(&config, &policy),
+            RunMode::RetryOnly | RunMode::Stopped => None,
+        };
         let reading = match work {
             RunMode::Consume => {
                 let (kafka_inbox, database) =
@@ -136,7 +143,7 @@ impl ConsumerRuntime {
         }
         let generation = routes.generation();
         tracing::info!(tenant = consumer.tenant, consumer = consumer.name, generation, topics = ?policy.topics, "consumer started");
-        Ok(Self { inbox, reading, routes, workers, stop })
+        Ok(Self { inbox, reading, routes, workers, stop, _horizon: horizon })
     }
 
     /// Returns the circuit breakers that are not closed, if any changed since the last call.

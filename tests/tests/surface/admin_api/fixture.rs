@@ -16,11 +16,11 @@ use axum::{
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use oncebox_api::{
-    Api, Asking, Brokers, Checked, Checking, Components, GroupPosition, Limits, Mode, Principal,
-    ProblemBody, SeekTo, Unchecked, wire::Role,
+    Api, Asking, AskingRedelivery, Brokers, Checked, Checking, Components, GroupPosition, Limits,
+    Mode, Principal, ProblemBody, SeekTo, Unchecked, wire::Role,
 };
 use oncebox_control::{Control, NewToken, NewVersion};
-use oncebox_model::policy::Policy;
+use oncebox_model::policy::{Policy, Redelivery, RetentionSettings, TopicRetention, TopicSettings};
 use oncebox_runtime::{RuntimeConfig, WasmRuntime};
 use oncebox_tests::inbox::InboxFixture;
 use serde_json::{Value, json};
@@ -107,6 +107,28 @@ impl Brokers for OnePartition {
             horizon,
         };
         Box::pin(async move { Ok(vec![position]) })
+    }
+
+    /// Brokers keep the records of every topic for a day.
+    fn redelivery<'a>(
+        &'a self,
+        _: &'a str,
+        _: &'a str,
+        policy: &'a Policy,
+    ) -> AskingRedelivery<'a> {
+        const DAY_MS: u64 = 86_400_000;
+        let kept = TopicRetention::Known(RetentionSettings {
+            retention_ms: Some(DAY_MS),
+            retention_bytes: None,
+            segment_ms: DAY_MS,
+            cleanup_policy: "delete".to_owned(),
+        });
+        let topics = policy
+            .topics
+            .iter()
+            .map(|topic| TopicSettings { topic: topic.clone(), kept: kept.clone() })
+            .collect();
+        Box::pin(async move { Redelivery { topics, group_ms: 335_000 } })
     }
 }
 

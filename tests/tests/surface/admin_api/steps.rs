@@ -188,6 +188,7 @@ pub fn steps(fixture: &ApiFixture) -> Vec<Step> {
             json!({ "to": "beginning", "accept": true }),
         ),
         delete("/v1/tenants/{tenant}/consumers/{consumer}/seek"),
+        get("/v1/tenants/{tenant}/consumers/{consumer}/horizon"),
         Step {
             method: "PUT",
             ..post(
@@ -209,6 +210,8 @@ pub fn steps(fixture: &ApiFixture) -> Vec<Step> {
         get("/v1/tenants/{tenant}/audit"),
         get("/v1/hosts"),
         get("/v1/doctor"),
+        get("/v1/retention"),
+        post("/v1/retention/run", json!({})),
         // Last: nothing of the tenant is left for others.
         Step { method: "DELETE", ..post(TENANT, json!({ "confirm": "acme" })) },
     ]

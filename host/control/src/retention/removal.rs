@@ -1,0 +1,355 @@
+//! The removal of one time partition, step by step:
+//!
+//! 1. Messages that must stay move to the present partition: what is open, failed, waiting or
+//!    parked, and versions that their aggregates have yet to pass over.
+//! 2. The rest is counted into `oncebox.forgotten`, with the highest offset and the latest
+//!    timestamp of each partition of a topic. From then on claims know what may be forgotten.
+//! 3. The partition is detached, concurrently: no claim waits for it.
+//! 4. The history and the edits of its messages are deleted.
+//! 5. Its table is dropped.
+//!
+//! No message enters a partition whose time is over: a message gets the bucket of the time at which
+//! its status changes. So once no message in it must stay, none will.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use oncebox_model::{
+    error::InboxError,
+    hooks::{self, Defect},
+    sqlstate,
+    tx::answered,
+};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+use tokio::time::{Instant, sleep};
+
+use super::partitions::TimePartition;
+
+/// The removal of a time partition.
+#[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
+pub struct Removal {
+    /// Name of the partition's table.
+    pub partition_name: String,
+    /// Name of the retention class.
+    pub class: String,
+    /// Begin of the partition's time.
+    pub from_at: DateTime<Utc>,
+    /// End of the partition's time, exclusive.
+    pub to_at: DateTime<Utc>,
+    /// `moving`, `counted` or `dropped`.
+    pub state: String,
+    /// Messages that moved to the present partition so far.
+    pub moved: i64,
+    /// Messages that were removed; none before they are counted.
+    pub removed: Option<i64>,
+    /// Size of the table with its indexes, bytes; none before they are counted.
+    pub bytes: Option<i64>,
+    /// Time of the first step.
+    pub began_at: DateTime<Utc>,
+    /// Time of the last step.
+    pub dropped_at: Option<DateTime<Utc>>,
+    /// Host or operator that did the last step.
+    pub host: String,
+    /// Error that ended the last try.
+    pub error: Option<String>,
+}
+
+/// Messages `i` of a table `{table}` that must stay, in two parts: what is open, failed, waiting or
+/// parked; and versions that were passed over and that their aggregates are not past yet. Without
+/// the row, such an aggregate would wait for that version. A consumer that was deleted keeps
+/// nothing. Each part reads an index from consumer to consumer, and no completed message.
+const STAYING: [&str; 2] = [
+    "SELECT i.consumer_id, i.message_id FROM oncebox.consumer c CROSS JOIN LATERAL ( \
+        SELECT i.consumer_id, i.message_id FROM oncebox.{table} i \
+        WHERE i.consumer_id = c.consumer_id AND i.status <> 'completed' AND i.status IN \
+            ('received', 'in_progress', 'failed_retryable', 'failed_terminal', 'parked', 'waiting') \
+        {batch}) i",
+    "SELECT i.consumer_id, i.message_id FROM oncebox.consumer c CROSS JOIN LATERAL ( \
+        SELECT i.consumer_id, i.message_id FROM oncebox.{table} i \
+        WHERE i.consumer_id = c.consumer_id AND i.status IN ('skipped', 'discarded') \
+          AND i.sequence_version IS NOT NULL AND i.sequence_version > coalesce( \
+            (SELECT s.version FROM oncebox.sequence_position s WHERE s.consumer_id = i.consumer_id \
+                AND s.key_hash = sha256(i.ordering_key)), -1) {batch}) i",
+];
+
+/// Messages that one transaction moves.
+const MOVED_AT_ONCE: i64 = 200;
+/// Longest wait for messages that must stay and that others hold locked.
+const BUSY: Duration = Duration::from_secs(30);
+/// Pause between two tries to move them.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// Removes a partition, from the step at which it is.
+pub(super) async fn remove(
+    connection: &mut PgConnection,
+    partition: &TimePartition,
+    host: &str,
+) -> Result<Removal, InboxError> {
+    let name = &partition.name;
+    begin(connection, partition, host).await?;
+    hooks::point("retention:begin:after");
+    if state(connection, name).await? == "moving" {
+        move_staying(connection, partition).await?;
+        hooks::point("retention:move:after");
+        count(connection, name).await?;
+        hooks::point("retention:count:after");
+    }
+    detach(connection, partition).await?;
+    hooks::point("retention:detach:after");
+    delete_history(connection, partition).await?;
+    hooks::point("retention:history:after");
+    drop_table(connection, partition).await?;
+    hooks::point("retention:drop:after");
+    by_name(connection, name).await
+}
+
+/// Writes the row of the removal, or takes it over. A partition that someone made again after its
+/// removal is removed anew.
+async fn begin(
+    connection: &mut PgConnection,
+    partition: &TimePartition,
+    host: &str,
+) -> Result<(), InboxError> {
+    const BEGIN: &str = "INSERT INTO oncebox.removal AS r \
+            (partition_name, retention_class, from_at, to_at, host) \
+        VALUES ($1, $2, $3, $4, $5) \
+        ON CONFLICT (partition_name) DO UPDATE SET host = excluded.host, error = NULL, \
+            state = CASE r.state WHEN 'dropped' THEN 'moving' ELSE r.state END, \
+            began_at = CASE r.state WHEN 'dropped' THEN now() ELSE r.began_at END, \
+            moved = CASE r.state WHEN 'dropped' THEN 0 ELSE r.moved END, \
+            was_counted = r.was_counted AND r.state <> 'dropped', \
+            dropped_at = NULL";
+    let query = sqlx::query(BEGIN).bind(&partition.name).bind(partition.retention_class);
+    let query = query.bind(partition.from_at).bind(partition.to_at).bind(host);
+    query.execute(connection).await?;
+    Ok(())
+}
+
+async fn state(connection: &mut PgConnection, name: &str) -> Result<String, InboxError> {
+    const STATE: &str = "SELECT state FROM oncebox.removal WHERE partition_name = $1";
+    Ok(sqlx::query_scalar(STATE).bind(name).fetch_one(connection).await?)
+}
+
+/// Counts the messages of a partition that must stay.
+pub(super) async fn staying(connection: &mut PgConnection, name: &str) -> Result<i64, InboxError> {
+    let mut count = 0;
+    for part in STAYING {
+        let part = part.replace("{table}", name).replace("{batch}", "");
+        let query = format!("SELECT count(*) FROM ({part}) i");
+        let messages: i64 =
+            sqlx::query_scalar(AssertSqlSafe(query)).fetch_one(&mut *connection).await?;
+        count += messages;
+    }
+    Ok(count)
+}
+
+/// Moves the messages that must stay to the present partition. A message that is locked is being
+/// changed, and the change moves it.
+async fn move_staying(
+    connection: &mut PgConnection,
+    partition: &TimePartition,
+) -> Result<(), InboxError> {
+    if hooks::sabotage(Defect::DropBeforeMove) {
+        return Ok(());
+    }
+    let deadline = Instant::now() + BUSY;
+    loop {
+        let mut moved = 0;
+        for part in STAYING {
+            moved += match move_batch(connection, partition, part).await {
+                // Another transaction moved one of them, or waits for one as this one does.
+                Err(error) if is_of_another_transaction(&error) => 0,
+                moved => moved?,
+            };
+        }
+        if moved > 0 {
+            continue;
+        }
+        let left = staying(connection, &partition.name).await?;
+        if left == 0 {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(InboxError::conflict(format!(
+                "{left} messages of the partition must stay and are locked by others; the next run \
+                    moves them"
+            )));
+        }
+        sleep(AGAIN).await;
+    }
+}
+
+fn is_of_another_transaction(error: &sqlx::Error) -> bool {
+    answered(error).is_some_and(|answer| sqlstate::is_of_another_transaction(&answer.sqlstate))
+}
+
+/// Moves some of the messages of one part in a transaction, and returns how many.
+async fn move_batch(
+    connection: &mut PgConnection,
+    partition: &TimePartition,
+    part: &str,
+) -> Result<i64, sqlx::Error> {
+    let batch = format!("LIMIT {MOVED_AT_ONCE} FOR UPDATE SKIP LOCKED");
+    let kept = part.replace("{table}", &partition.name).replace("{batch}", &batch);
+    let sql = format!(
+        "WITH kept AS ({kept} LIMIT {MOVED_AT_ONCE}), \
+         moved AS (UPDATE oncebox.inbox i SET bucket = oncebox.bucket_at($2, now()) FROM kept k \
+            WHERE i.consumer_id = k.consumer_id AND i.message_id = k.message_id \
+              AND i.retention_class = $2 AND i.bucket >= $3 AND i.bucket < $4 RETURNING 1) \
+         UPDATE oncebox.removal r SET moved = r.moved + m.messages \
+         FROM (SELECT count(*) AS messages FROM moved) m WHERE r.partition_name = $1 \
+         RETURNING m.messages"
+    );
+    let mut tx = connection.begin().await?;
+    tx.execute("SET LOCAL enable_seqscan = off").await?;
+    let query = sqlx::query_scalar(AssertSqlSafe(sql)).bind(&partition.name);
+    let query = query.bind(partition.retention_class).bind(partition.from_at);
+    let moved = query.bind(partition.to_at).fetch_one(&mut *tx).await?;
+    hooks::point("retention:move:before");
+    tx.commit().await?;
+    Ok(moved)
+}
+
+/// Adds what the partition holds to `oncebox.forgotten`. A partition that was attached again has
+/// been counted before: its messages are not added a second time.
+async fn count(connection: &mut PgConnection, name: &str) -> Result<(), InboxError> {
+    let count = format!(
+        "WITH part AS (SELECT i.consumer_id, i.topic, i.partition, max(i.\"offset\") AS \"offset\", \
+            max(i.record_timestamp_ms) AS record_timestamp_ms, count(*) AS messages, \
+            count(*) FILTER (WHERE i.status = 'completed') AS completed, \
+            count(*) FILTER (WHERE i.status = 'skipped') AS skipped, \
+            count(*) FILTER (WHERE i.status = 'discarded') AS discarded \
+            FROM oncebox.{name} i GROUP BY 1, 2, 3), \
+         counted AS (UPDATE oncebox.removal r SET state = 'counted', was_counted = true, \
+            removed = (SELECT coalesce(sum(p.messages), 0) FROM part p), \
+            bytes = pg_total_relation_size('oncebox.{name}') \
+            FROM oncebox.removal o WHERE o.partition_name = r.partition_name \
+              AND r.partition_name = '{name}' AND r.state = 'moving' \
+            RETURNING (NOT o.was_counted)::int AS is_new) \
+         INSERT INTO oncebox.forgotten AS f (consumer_id, topic, partition, \"offset\", \
+            record_timestamp_ms, completed, skipped, discarded) \
+         SELECT p.consumer_id, p.topic, p.partition, p.\"offset\", p.record_timestamp_ms, \
+            p.completed * k.is_new, p.skipped * k.is_new, p.discarded * k.is_new \
+         FROM counted k, part p JOIN oncebox.consumer c USING (consumer_id) \
+         ON CONFLICT (consumer_id, topic, partition) DO UPDATE SET \
+            \"offset\" = greatest(f.\"offset\", excluded.\"offset\"), \
+            record_timestamp_ms = greatest(f.record_timestamp_ms, excluded.record_timestamp_ms), \
+            completed = f.completed + excluded.completed, skipped = f.skipped + excluded.skipped, \
+            discarded = f.discarded + excluded.discarded, forgotten_at = now()"
+    );
+    connection.execute(sqlx::query(AssertSqlSafe(count))).await?;
+    Ok(())
+}
+
+/// Detaches the partition, where it is attached. Ends a detach that a process left half done.
+async fn detach(
+    connection: &mut PgConnection,
+    partition: &TimePartition,
+) -> Result<(), InboxError> {
+    const PENDING: &str = "SELECT i.inhdetachpending FROM pg_inherits i \
+        WHERE i.inhrelid = to_regclass('oncebox.' || $1)";
+    let TimePartition { name, class, .. } = partition;
+    let pending = sqlx::query_scalar(PENDING).bind(name).fetch_optional(&mut *connection).await?;
+    let how = match pending {
+        None => return Ok(()),
+        Some(false) => "CONCURRENTLY",
+        Some(true) => "FINALIZE",
+    };
+    let detach = format!("ALTER TABLE oncebox.inbox_{class} DETACH PARTITION oncebox.{name} {how}");
+    connection.execute(sqlx::raw_sql(AssertSqlSafe(detach))).await?;
+    Ok(())
+}
+
+/// Deletes the history and the edits of the messages of a detached partition. What came later
+/// belongs to a message that came again under the same id.
+async fn delete_history(
+    connection: &mut PgConnection,
+    partition: &TimePartition,
+) -> Result<(), InboxError> {
+    for table in ["inbox_history", "inbox_edit"] {
+        let delete = format!(
+            "DELETE FROM oncebox.{table} h USING oncebox.{name} i \
+             WHERE h.consumer_id = i.consumer_id AND h.message_id = i.message_id AND h.at < $1 \
+               AND h.consumer_id = $2",
+            name = partition.name
+        );
+        // From consumer to consumer, so that no transaction is that of the whole partition.
+        const CONSUMERS: &str = "SELECT consumer_id FROM oncebox.consumer WHERE retention_class = \
+            $1 ORDER BY consumer_id";
+        let consumers: Vec<i32> = sqlx::query_scalar(CONSUMERS)
+            .bind(partition.retention_class)
+            .fetch_all(&mut *connection)
+            .await?;
+        for consumer_id in consumers {
+            let delete = sqlx::query(AssertSqlSafe(delete.as_str())).bind(partition.to_at);
+            delete.bind(consumer_id).execute(&mut *connection).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Drops the table of a detached partition. Where a message in it must stay after all, which only a
+/// change by hand can cause, it is attached again and the removal begins anew.
+async fn drop_table(
+    connection: &mut PgConnection,
+    partition: &TimePartition,
+) -> Result<(), InboxError> {
+    const DROPPED: &str = "UPDATE oncebox.removal SET state = 'dropped', dropped_at = now() \
+        WHERE partition_name = $1";
+    const AGAIN: &str = "UPDATE oncebox.removal SET state = 'moving' WHERE partition_name = $1";
+    let TimePartition { name, class, from_at, to_at, .. } = partition;
+    let mut tx = connection.begin().await?;
+    let left =
+        if hooks::sabotage(Defect::DropBeforeMove) { 0 } else { staying(&mut tx, name).await? };
+    if left > 0 {
+        let attach = format!(
+            "ALTER TABLE oncebox.inbox_{class} ATTACH PARTITION oncebox.{name} FOR VALUES FROM \
+                ('{from_at}') TO ('{to_at}')"
+        );
+        tx.execute(sqlx::raw_sql(AssertSqlSafe(attach))).await?;
+        sqlx::query(AGAIN).bind(name).execute(&mut *tx).await?;
+        tx.commit().await?;
+        return Err(InboxError::conflict(format!(
+            "{left} messages of the partition must stay and were put there after it was counted; \
+                it is a partition again, and the next run moves them"
+        )));
+    }
+    tx.execute(sqlx::raw_sql(AssertSqlSafe(format!("DROP TABLE oncebox.{name}")))).await?;
+    sqlx::query(DROPPED).bind(name).execute(&mut *tx).await?;
+    hooks::point("retention:drop:before");
+    tx.commit().await?;
+    Ok(())
+}
+
+/// Keeps the error that ended a try.
+pub(super) async fn note_error(
+    connection: &mut PgConnection,
+    name: &str,
+    error: &str,
+) -> Result<(), InboxError> {
+    const NOTE: &str = "UPDATE oncebox.removal SET error = $2 WHERE partition_name = $1";
+    sqlx::query(NOTE).bind(name).bind(error).execute(connection).await?;
+    Ok(())
+}
+
+const REMOVALS: &str = "SELECT m.partition_name, r.name AS class, m.from_at, m.to_at, m.state, \
+        m.moved, m.removed, m.bytes, m.began_at, m.dropped_at, m.host, m.error \
+    FROM oncebox.removal m JOIN oncebox.retention_class r USING (retention_class)";
+
+async fn by_name(connection: &mut PgConnection, name: &str) -> Result<Removal, InboxError> {
+    let query = format!("{REMOVALS} WHERE m.partition_name = $1");
+    Ok(sqlx::query_as(AssertSqlSafe(query)).bind(name).fetch_one(connection).await?)
+}
+
+/// Returns all removals that are not finished, and the newest that are, the newest first.
+pub(super) async fn newest(
+    connection: &mut PgConnection,
+    limit: i64,
+) -> Result<Vec<Removal>, InboxError> {
+    let query = format!(
+        "{REMOVALS} WHERE m.state <> 'dropped' OR m.partition_name IN (SELECT d.partition_name \
+            FROM oncebox.removal d WHERE d.state = 'dropped' ORDER BY d.dropped_at DESC LIMIT $1) \
+         ORDER BY m.began_at DESC, m.partition_name DESC"
+    );
+    Ok(sqlx::query_as(AssertSqlSafe(query)).bind(limit).fetch_all(connection).await?)
+}

@@ -1,0 +1,137 @@
+//! Retention on this host: it removes the time partitions that are due, and measures what is due
+//! and what was removed. Any host does all of it; a lock in each database keeps them apart.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use oncebox_control::{
+    Control, Forgotten, InboxDatabase, OtherProcess, RetentionBacklog, RetentionResult,
+};
+use oncebox_model::{InboxError, MessageStatus};
+use tokio::{task::JoinSet, time::sleep};
+
+use crate::{
+    config::{DailyWindow, RetentionSettings},
+    context::answered,
+};
+
+/// Pause before the first run, so that a start is not slowed.
+const FIRST: Duration = Duration::from_secs(10);
+/// Pause between two looks at the clock while the window is closed.
+const LOOK: Duration = Duration::from_secs(30);
+/// Pause between two measurements.
+const MEASURE: Duration = Duration::from_secs(60);
+
+/// Removes and measures until aborted. Another run continues a removal that was interrupted at any
+/// step.
+pub(crate) async fn keep(admin: Control, settings: RetentionSettings) {
+    let has_failed = AtomicBool::new(false);
+    let interval = Duration::from_millis(settings.interval_ms);
+    let measure = measure(&admin, interval, &has_failed);
+    tokio::join!(remove(&admin, &settings, &has_failed), measure);
+}
+
+/// Removes what is due, at every interval in which the window is open.
+async fn remove(admin: &Control, settings: &RetentionSettings, has_failed: &AtomicBool) {
+    if !settings.enabled {
+        return;
+    }
+    let interval = Duration::from_millis(settings.interval_ms);
+    sleep(FIRST.min(interval)).await;
+    loop {
+        if !is_open(admin, settings.window).await {
+            sleep(LOOK.min(interval)).await;
+            continue;
+        }
+        let RetentionResult { failed, .. } = admin.retention().run_all(OtherProcess::Leave).await;
+        has_failed.store(!failed.is_empty(), Ordering::Relaxed);
+        if failed.is_empty()
+            && let Ok(now) = admin.now().await
+        {
+            metrics::gauge!("oncebox_retention_last_success_seconds").set(now.timestamp() as f64);
+        }
+        sleep(interval).await;
+    }
+}
+
+/// Returns whether a run may begin, by the clock of the host's database.
+async fn is_open(admin: &Control, window: Option<DailyWindow>) -> bool {
+    let Some(window) = window else { return true };
+    match admin.now().await {
+        Ok(now) => window.contains(now),
+        Err(error) => {
+            tracing::debug!(%error, "the time of the database is not known");
+            false
+        }
+    }
+}
+
+/// Sets the metrics from what the databases hold. One that does not answer is left out.
+async fn measure(admin: &Control, interval: Duration, has_failed: &AtomicBool) {
+    sleep(FIRST.min(interval)).await;
+    loop {
+        match answered(admin.retention().databases()).await {
+            Ok(databases) => {
+                gauge(figures(admin, databases).await, has_failed.load(Ordering::Relaxed));
+            }
+            Err(error) => tracing::debug!(%error, "the databases with an inbox are not known"),
+        }
+        sleep(MEASURE.min(interval)).await;
+    }
+}
+
+/// Reads every database, sets the counters of their consumers, and returns the sum of what is to do.
+async fn figures(admin: &Control, databases: Vec<InboxDatabase>) -> RetentionBacklog {
+    let mut reads = JoinSet::new();
+    for database in databases {
+        let admin = admin.clone();
+        reads.spawn(async move { (database.tenant.clone(), read(&admin, &database).await) });
+    }
+    let mut sum = RetentionBacklog::default();
+    while let Some(read) = reads.join_next().await {
+        match read {
+            Ok((_, Ok((backlog, forgotten)))) => {
+                sum.due += backlog.due;
+                sum.unfinished += backlog.unfinished;
+                sum.failed += backlog.failed;
+                forgotten.iter().for_each(count);
+            }
+            Ok((tenant, Err(error))) => {
+                tracing::debug!(tenant, %error, "retention not measured");
+            }
+            Err(error) => tracing::error!(%error, "retention not measured"),
+        }
+    }
+    sum
+}
+
+async fn read(
+    admin: &Control,
+    database: &InboxDatabase,
+) -> Result<(RetentionBacklog, Vec<Forgotten>), InboxError> {
+    let backlog = answered(admin.retention().backlog(database)).await?;
+    Ok((backlog, answered(admin.retention().forgotten(database)).await?))
+}
+
+/// Sets the counters of a consumer. They count for the installation, whichever host removes.
+fn count(forgotten: &Forgotten) {
+    let Forgotten { tenant, consumer, completed, skipped, discarded } = forgotten;
+    for (status, messages) in [
+        (MessageStatus::Completed, completed),
+        (MessageStatus::Skipped, skipped),
+        (MessageStatus::Discarded, discarded),
+    ] {
+        metrics::counter!("oncebox_retention_removed_messages_total", "tenant" => tenant.clone(), "consumer" => consumer.clone(), "status" => status.as_str())
+            .absolute(u64::try_from(*messages).unwrap_or(0));
+    }
+}
+
+/// Sets the gauges of the sum over the databases.
+fn gauge(backlog: RetentionBacklog, has_failed: bool) {
+    let has_failed = has_failed || backlog.failed > 0;
+    metrics::gauge!("oncebox_retention_due_partitions").set(backlog.due as f64);
+    metrics::gauge!("oncebox_retention_unfinished_removals").set(backlog.unfinished as f64);
+    metrics::gauge!("oncebox_retention_failed").set(if has_failed { 1.0 } else { 0.0 });
+}

@@ -1,0 +1,100 @@
+//! Processes that die at any step of a removal, two of them at a time.
+
+use std::{os::unix::process::ExitStatusExt, process::Output};
+
+use oncebox_model::hooks::RETENTION_POINTS;
+use oncebox_tests::{
+    cli::{Access, CliFixture},
+    host::program,
+};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, postgres::PgConnectOptions};
+use tokio::process::Command;
+
+/// What could go wrong: a process dies in the middle of a removal; the next one counts what went
+/// twice, never ends the removal, drops what must stay, or forgets without a mark. S1-099.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removal_that_was_killed_at_any_step_goes_on() {
+    let mut cli = CliFixture::open(Access::Database).await;
+    cli.file(
+        "policy.toml",
+        "topics = ['t']\nack = 'after_commit'\nidentity = { id = [{ header = 'id' }], event_type = \
+            ['topic'] }\n",
+    );
+    cli.ok(&["tenant", "create", "acme"]).await;
+    cli.ok(&["consumer", "create", "orders", "--tenant", "acme", "--policy", "policy.toml"]).await;
+    let url: PgConnectOptions = cli.folder().get("ONCEBOX_DATABASE_URL").unwrap().parse().unwrap();
+    let mut database = PgConnection::connect_with(&url).await.unwrap();
+    let mut rounds: i64 = 0;
+    for point in RETENTION_POINTS {
+        rounds += 1;
+        fill(&mut database, rounds).await;
+        // Both are told to die at the step; one of them reaches it, or each in its turn.
+        let (first, second) = (command(&mut cli), command(&mut cli));
+        let (one, other) = tokio::join!(run(first, Some(point)), run(second, Some(point)));
+        let died = [&one, &other].iter().filter(|output| output.status.signal() == Some(9)).count();
+        assert!(died > 0, "`{point}` was never reached: {one:?} {other:?}");
+        let (first, second) = (command(&mut cli), command(&mut cli));
+        let (one, other) = tokio::join!(run(first, None), run(second, None));
+        assert!(one.status.success() && other.status.success(), "{point}: {one:?} {other:?}");
+        let counts: (i64, i64, i64, i64, i64) = sqlx::query_as(
+            "SELECT (SELECT count(*) FROM oncebox.removal WHERE state = 'dropped'), \
+                (SELECT count(*) FROM oncebox.removal WHERE state <> 'dropped'), \
+                (SELECT count(*) FROM oncebox.inbox), \
+                (SELECT completed FROM oncebox.forgotten), \
+                (SELECT count(*) FROM oncebox.inbox_history)",
+        )
+        .fetch_one(&mut database)
+        .await
+        .unwrap();
+        // Each round: 100 go, 10 stay with their history.
+        assert_eq!(
+            counts,
+            (rounds, 0, rounds * 10, rounds * 100, rounds * 10),
+            "{point}: dropped, unfinished, rows, forgotten, history"
+        );
+        println!("{point}: {died} killed, then brought to its end");
+    }
+    database.close().await.unwrap();
+}
+
+/// A partition of its own for each round, with messages that go and messages that stay.
+async fn fill(database: &mut PgConnection, round: i64) {
+    let days = 20 + 3 * round;
+    let fill = format!(
+        "DO $$ DECLARE v_from timestamptz; v_name text; BEGIN \
+            v_from := oncebox.bucket_at(1::smallint, now() - interval '{days} days'); \
+            v_name := 'inbox_7d' || to_char(v_from AT TIME ZONE 'UTC', '_YYYYMMDDHH24MISS'); \
+            EXECUTE format('CREATE TABLE oncebox.%I PARTITION OF oncebox.inbox_7d FOR VALUES FROM \
+                (%L) TO (%L)', v_name, v_from, v_from + interval '56 hours'); \
+            EXECUTE format('ALTER TABLE oncebox.%I OWNER TO %I', v_name, (SELECT \
+                pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'oncebox.inbox'::regclass)); \
+            INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, \
+                partition, \"offset\", record_timestamp_ms, status, reason, processed_at, payload) \
+            SELECT c.consumer_id, 'm{round}-' || n, 1, v_from, 't', 0, {round} * 1000 + n, 1, \
+                CASE WHEN n % 11 = 0 THEN 'parked' ELSE 'completed' END, \
+                CASE WHEN n % 11 = 0 THEN 'handler' END, v_from, 'x' \
+            FROM generate_series(1, 110) n, oncebox.consumer c; \
+            INSERT INTO oncebox.inbox_history (consumer_id, message_id, event, at) \
+            SELECT c.consumer_id, 'm{round}-' || n, 'failed', v_from \
+            FROM generate_series(1, 110) n, oncebox.consumer c WHERE n % 11 < 2; END $$"
+    );
+    database.execute(sqlx::raw_sql(AssertSqlSafe(fill))).await.unwrap();
+}
+
+/// The program, as an operator runs it.
+fn command(cli: &mut CliFixture) -> Command {
+    let mut command = Command::new(program().unwrap());
+    for name in ["ONCEBOX_DATABASE_URL", "ONCEBOX_MASTER_KEY"] {
+        command.env(name, cli.folder().get(name).unwrap());
+    }
+    command.args(["retention", "run"]);
+    command
+}
+
+/// Runs the program, which dies at a step of a removal.
+async fn run(mut command: Command, point: Option<&str>) -> Output {
+    if let Some(point) = point {
+        command.env("ONCEBOX_FAILPOINT", point);
+    }
+    command.output().await.unwrap()
+}
