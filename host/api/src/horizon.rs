@@ -3,8 +3,8 @@
 
 use axum::{Json, extract::State};
 use oncebox_model::policy::{
-    Dedup, Horizon, HorizonInput, HorizonVerdict, MARGIN, Policy, Redelivery, Retention,
-    TopicRetention, TopicSettings,
+    Horizon, HorizonInput, HorizonVerdict, MARGIN, Policy, Redelivery, TopicRetention,
+    TopicSettings,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -161,7 +161,7 @@ pub(crate) async fn warning(
 /// Proves a policy against the brokers. Returns none in a process without brokers, and for a policy
 /// whose verdict does not depend on them.
 async fn prove(api: &Api, tenant: &str, consumer: &str, policy: &Policy) -> Option<Horizon> {
-    if policy.dedup == Dedup::Off || policy.retention == Retention::Permanent {
+    if !policy.has_horizon() {
         return None;
     }
     let redelivery = api.brokers()?.redelivery(tenant, consumer, policy).await;

@@ -125,6 +125,9 @@ DECLARE
     v_blocked bigint[];
     -- Status that each new row gets; null for `p_status`.
     v_becomes text[];
+    -- The marks of the partition: what was forgotten of it.
+    v_offset bigint;
+    v_timestamp_ms bigint;
     -- Positions of unknown messages that may have run.
     v_forgotten bigint[];
     -- Whether the policy keeps the payloads of parked messages.
@@ -227,27 +230,30 @@ BEGIN
     -- Unknown messages that may have run. One whose aggregate is past its version did. What is
     -- parked under an id of its own, since the record has none that can be used, never ran.
     IF p_parks_forgotten AND array_position(v_status, NULL) IS NOT NULL THEN
+        SELECT f."offset", f.record_timestamp_ms INTO v_offset, v_timestamp_ms
+        FROM oncebox.forgotten f
+        WHERE f.consumer_id = p_consumer AND f.topic = p_topic AND f.partition = p_partition;
+    END IF;
+    -- Most calls stop here: all of their records are above the mark, or there is none.
+    IF v_offset >= ANY (p_offset) THEN
         SELECT array_agg(u.ordinal) INTO v_forgotten
-        FROM oncebox.forgotten f,
-            unnest(p_offset, p_timestamp_ms, v_status, p_reason) WITH ORDINALITY
+        FROM unnest(p_offset, p_timestamp_ms, v_status, p_reason) WITH ORDINALITY
             AS u("offset", timestamp_ms, known, reason, ordinal)
-        WHERE f.consumer_id = p_consumer AND f.topic = p_topic AND f.partition = p_partition
-          AND u.known IS NULL AND u."offset" <= f."offset"
-          AND u.timestamp_ms <= f.record_timestamp_ms
+        WHERE u.known IS NULL AND u."offset" <= v_offset AND u.timestamp_ms <= v_timestamp_ms
           AND coalesce(u.reason, '') !~ '^(undecodable|unclaimable|collision)';
-        IF v_forgotten IS NOT NULL THEN
-            SELECT c.policy->>'payload' IS DISTINCT FROM 'none' INTO v_keeps
-                FROM oncebox.consumer c WHERE c.consumer_id = p_consumer;
-            SELECT array_agg(CASE WHEN NOT u.ordinal = ANY (v_forgotten) THEN u.becomes
-                    WHEN u.sequence IS NOT NULL AND EXISTS (
-                        SELECT FROM oncebox.sequence_position s
-                        WHERE s.consumer_id = p_consumer AND s.key_hash = sha256(u.key)
-                          AND s.version >= u.sequence) THEN 'skipped'
-                    ELSE 'parked' END ORDER BY u.ordinal)
-                INTO v_becomes
-            FROM unnest(p_id, v_becomes, p_ordering_key, p_sequence) WITH ORDINALITY
-                AS u(id, becomes, key, sequence, ordinal);
-        END IF;
+    END IF;
+    IF v_forgotten IS NOT NULL THEN
+        SELECT c.policy->>'payload' IS DISTINCT FROM 'none' INTO v_keeps
+            FROM oncebox.consumer c WHERE c.consumer_id = p_consumer;
+        SELECT array_agg(CASE WHEN NOT u.ordinal = ANY (v_forgotten) THEN u.becomes
+                WHEN u.sequence IS NOT NULL AND EXISTS (
+                    SELECT FROM oncebox.sequence_position s
+                    WHERE s.consumer_id = p_consumer AND s.key_hash = sha256(u.key)
+                      AND s.version >= u.sequence) THEN 'skipped'
+                ELSE 'parked' END ORDER BY u.ordinal)
+            INTO v_becomes
+        FROM unnest(p_id, v_becomes, p_ordering_key, p_sequence) WITH ORDINALITY
+            AS u(id, becomes, key, sequence, ordinal);
     END IF;
 
     -- A `completed` row counts its first attempt, and a `received` one is due at once. A message

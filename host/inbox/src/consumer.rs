@@ -10,7 +10,7 @@ use oncebox_model::{
     error::InboxError,
     handler::{Handler, Handlers},
     message::Message,
-    policy::{Dedup, PastHorizon, Policy, Schemas},
+    policy::{PastHorizon, Policy, Schemas},
     status::BreakerState,
 };
 use oncebox_registry::Decoder;
@@ -292,12 +292,12 @@ impl ConsumerInbox {
     /// Handlers loaded since may be newer, and their generation would stand for versions that are
     /// not theirs.
     pub(crate) fn claimant(&self, generation: i64) -> Claimant {
-        let Policy { payload, dedup, replay, .. } = &self.policy;
+        let policy = &self.policy;
         Claimant {
             consumer_id: self.consumer_id,
             generation,
-            payload: *payload,
-            parks_forgotten: *dedup == Dedup::Inbox && replay.past_horizon != PastHorizon::Run,
+            payload: policy.payload,
+            parks_forgotten: policy.has_horizon() && policy.replay.past_horizon != PastHorizon::Run,
         }
     }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use futures::StreamExt;
-use oncebox_model::policy::{RetentionSettings, TopicRetention, TopicSettings, is_pattern};
+use oncebox_model::policy::{BrokerRetention, TopicRetention, TopicSettings, is_pattern};
 use rdkafka::{
     ClientConfig,
     admin::{AdminClient, AdminOptions, ConfigResource, ResourceSpecifier},
@@ -200,7 +200,7 @@ fn retention(answer: Option<&ConfigResource>) -> TopicRetention {
         );
     };
     let positive = |value: i64| u64::try_from(value).ok();
-    TopicRetention::Known(RetentionSettings {
+    TopicRetention::Known(BrokerRetention {
         retention_ms: positive(retention_ms),
         retention_bytes: number("retention.bytes").and_then(positive),
         segment_ms: number("segment.ms").and_then(positive).unwrap_or(SEGMENT_MS),
@@ -240,7 +240,7 @@ mod tests {
             ("segment.ms", "60000"),
             ("cleanup.policy", "compact,delete"),
         ]);
-        let settings = RetentionSettings {
+        let settings = BrokerRetention {
             retention_ms: None,
             retention_bytes: Some(1_000),
             segment_ms: 60_000,

@@ -399,19 +399,19 @@ static DEFECTS: &[Defect] = &[
         name: "low_water_mark_ignored",
         scenario: "a removal",
         sees: "a forgotten message runs again",
-        made: Made::Functions(&[("claim", "u.\"offset\" <= f.\"offset\"", "false")]),
+        made: Made::Functions(&[("claim", "u.\"offset\" <= v_offset", "false")]),
     },
     Defect {
         name: "low_water_mark_without_offset",
         scenario: "a removal",
         sees: "a new message is held back",
-        made: Made::Functions(&[("claim", "u.\"offset\" <= f.\"offset\"", "true")]),
+        made: Made::Functions(&[("claim", "u.\"offset\" <= v_offset", "true")]),
     },
     Defect {
         name: "low_water_mark_without_time",
         scenario: "a removal",
         sees: "a topic that was made again is held back",
-        made: Made::Functions(&[("claim", "u.timestamp_ms <= f.record_timestamp_ms", "true")]),
+        made: Made::Functions(&[("claim", "u.timestamp_ms <= v_timestamp_ms", "true")]),
     },
     // Order
     Defect {

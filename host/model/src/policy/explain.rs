@@ -133,7 +133,7 @@ impl Policy {
         } else {
             " Nobody may set its offsets back.".to_owned()
         };
-        if self.dedup == Dedup::Inbox && self.retention != Retention::Permanent {
+        if self.has_horizon() {
             replay.push_str(match self.replay.past_horizon {
                 PastHorizon::Run => " One that was forgotten since runs again.",
                 PastHorizon::Park => {

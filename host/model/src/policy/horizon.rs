@@ -14,8 +14,6 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
-
 use super::{Dedup, PastHorizon, Policy, Retention, Retry, explain::duration};
 
 /// The factor between the longest redelivery and the memory that it needs.
@@ -71,7 +69,7 @@ pub struct TopicSettings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TopicRetention {
     /// The brokers' answer.
-    Known(RetentionSettings),
+    Known(BrokerRetention),
     /// No such topic, or none that the host may see.
     Missing,
     /// A topic of an embedded broker, which keeps records in memory until its process ends.
@@ -82,7 +80,7 @@ pub enum TopicRetention {
 
 /// The settings by which brokers remove records.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RetentionSettings {
+pub struct BrokerRetention {
     /// `retention.ms`; none for -1, for ever.
     pub retention_ms: Option<u64>,
     /// `retention.bytes`; none for -1, no bound. It only removes records earlier.
@@ -93,7 +91,7 @@ pub struct RetentionSettings {
     pub cleanup_policy: String,
 }
 
-impl RetentionSettings {
+impl BrokerRetention {
     /// Returns `retention.ms` as it counts. A topic that is only compacted keeps the last record of
     /// each key for ever.
     fn kept(&self) -> TimeSpan {
@@ -196,8 +194,7 @@ impl HorizonInput {
 }
 
 /// The verdict on a consumer's memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HorizonVerdict {
     /// The inbox remembers for as long as is needed.
     Holds,
@@ -357,6 +354,13 @@ impl Horizon {
     }
 }
 
+impl Policy {
+    /// Returns whether the inbox remembers completed messages, and forgets them after a time.
+    pub fn has_horizon(&self) -> bool {
+        self.dedup == Dedup::Inbox && self.retention != Retention::Permanent
+    }
+}
+
 impl Retention {
     /// The classes, the shortest first.
     const ALL: [Self; 4] = [Self::SevenDays, Self::ThirtyDays, Self::OneYear, Self::Permanent];
@@ -413,7 +417,7 @@ mod tests {
     fn topic(retention_ms: i64, segment_ms: u64, cleanup_policy: &str) -> TopicSettings {
         TopicSettings {
             topic: "orders".to_owned(),
-            kept: TopicRetention::Known(RetentionSettings {
+            kept: TopicRetention::Known(BrokerRetention {
                 retention_ms: u64::try_from(retention_ms).ok(),
                 retention_bytes: None,
                 segment_ms,

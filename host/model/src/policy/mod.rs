@@ -39,7 +39,7 @@ pub use self::{
     batch::Batch,
     check::PolicyProblem,
     horizon::{
-        Horizon, HorizonInput, HorizonVerdict, MARGIN, Redelivery, RetentionSettings, TimeSpan,
+        BrokerRetention, Horizon, HorizonInput, HorizonVerdict, MARGIN, Redelivery, TimeSpan,
         TopicRetention, TopicSettings,
     },
     limits::{Limits, OF_CONSUMER},

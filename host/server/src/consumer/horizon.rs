@@ -11,7 +11,7 @@ use std::{
 };
 
 use oncebox_kafka::{ConsumerConfig, topic_settings};
-use oncebox_model::policy::{Dedup, Horizon, HorizonVerdict, Policy, Retention, TimeSpan};
+use oncebox_model::policy::{Horizon, HorizonVerdict, Policy, TimeSpan};
 use tokio::time::Instant;
 
 use crate::brokers::{ASK, redelivery};
@@ -64,7 +64,7 @@ impl Horizons {
         policy: &Policy,
     ) -> Option<HorizonGuard> {
         let pause = self.pause?;
-        if policy.dedup == Dedup::Off || policy.retention == Retention::Permanent {
+        if !policy.has_horizon() {
             return None;
         }
         let key = self.next_key.fetch_add(1, Ordering::Relaxed);
@@ -172,7 +172,7 @@ fn seconds(span: TimeSpan) -> f64 {
 #[cfg(test)]
 mod tests {
     use oncebox_kafka::Timing;
-    use oncebox_model::policy::{Redelivery, RetentionSettings, TopicRetention, TopicSettings};
+    use oncebox_model::policy::{BrokerRetention, Redelivery, TopicRetention, TopicSettings};
 
     use super::*;
 
@@ -203,7 +203,7 @@ mod tests {
             (watched.is_short, pause)
         };
         let days = |days: u64| {
-            TopicRetention::Known(RetentionSettings {
+            TopicRetention::Known(BrokerRetention {
                 retention_ms: Some(days * 86_400_000),
                 retention_bytes: None,
                 segment_ms: 1,

@@ -20,7 +20,7 @@ use oncebox_api::{
     Mode, Principal, ProblemBody, SeekTo, Unchecked, wire::Role,
 };
 use oncebox_control::{Control, NewToken, NewVersion};
-use oncebox_model::policy::{Policy, Redelivery, RetentionSettings, TopicRetention, TopicSettings};
+use oncebox_model::policy::{BrokerRetention, Policy, Redelivery, TopicRetention, TopicSettings};
 use oncebox_runtime::{RuntimeConfig, WasmRuntime};
 use oncebox_tests::inbox::InboxFixture;
 use serde_json::{Value, json};
@@ -117,7 +117,7 @@ impl Brokers for OnePartition {
         policy: &'a Policy,
     ) -> AskingRedelivery<'a> {
         const DAY_MS: u64 = 86_400_000;
-        let kept = TopicRetention::Known(RetentionSettings {
+        let kept = TopicRetention::Known(BrokerRetention {
             retention_ms: Some(DAY_MS),
             retention_bytes: None,
             segment_ms: DAY_MS,
