@@ -84,9 +84,14 @@ pub(crate) async fn deploy(
     Body(new): Body<NewDeploymentBody>,
 ) -> Result<(StatusCode, Json<DeploymentBody>), ApiError> {
     let new = new.into_inbox(control::DeploymentRole::Stable, None, None);
-    let (status, Json(mut deployed)) = caller.deploy(&tenant, &consumer, &new).await?;
+    // Read before, and asked beside: no error of the warning is one of the deployment.
     let policy = caller.admin.consumers().get(&tenant, &consumer).await?.policy()?;
-    deployed.warnings.extend(horizon::warning(&api, &tenant, &consumer, &policy).await);
+    let (deployed, warning) = tokio::join!(
+        caller.deploy(&tenant, &consumer, &new),
+        horizon::warning(&api, &tenant, &consumer, &policy)
+    );
+    let (status, Json(mut deployed)) = deployed?;
+    deployed.warnings.extend(warning);
     Ok((status, Json(deployed)))
 }
 

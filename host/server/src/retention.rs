@@ -2,7 +2,10 @@
 //! and what was removed. Any host does all of it; a lock in each database keeps them apart.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -10,7 +13,7 @@ use oncebox_control::{
     Control, Forgotten, InboxDatabase, OtherProcess, RetentionBacklog, RetentionResult,
 };
 use oncebox_model::{InboxError, MessageStatus};
-use tokio::{task::JoinSet, time::sleep};
+use tokio::{sync::Semaphore, task::JoinSet, time::sleep};
 
 use crate::{
     config::{DailyWindow, RetentionSettings},
@@ -21,6 +24,8 @@ use crate::{
 const FIRST: Duration = Duration::from_secs(10);
 /// Pause between two looks at the clock while the window is closed.
 const LOOK: Duration = Duration::from_secs(30);
+/// Databases that are measured at a time.
+const AT_ONCE: usize = 16;
 /// Pause between two measurements.
 const MEASURE: Duration = Duration::from_secs(60);
 
@@ -84,10 +89,13 @@ async fn measure(admin: &Control, interval: Duration, has_failed: &AtomicBool) {
 
 /// Reads every database, sets the counters of their consumers, and returns the sum of what is to do.
 async fn figures(admin: &Control, databases: Vec<InboxDatabase>) -> RetentionBacklog {
-    let mut reads = JoinSet::new();
+    let (at_once, mut reads) = (Arc::new(Semaphore::new(AT_ONCE)), JoinSet::new());
     for database in databases {
-        let admin = admin.clone();
-        reads.spawn(async move { (database.tenant.clone(), read(&admin, &database).await) });
+        let (admin, at_once) = (admin.clone(), at_once.clone());
+        reads.spawn(async move {
+            let _permit = at_once.acquire_owned().await;
+            (database.tenant.clone(), read(&admin, &database).await)
+        });
     }
     let mut sum = RetentionBacklog::default();
     while let Some(read) = reads.join_next().await {

@@ -96,9 +96,6 @@ pub struct BulkResult {
 /// Most messages that are counted.
 const COUNT_MAX: i64 = 100_000;
 
-/// Repetitions of an action that meets a message on its way to another time partition.
-const MOVED_TRIES: u32 = 5;
-
 impl Messages<'_> {
     /// Does the action on a batch of messages, or counts them.
     pub async fn act_on_messages(
@@ -154,23 +151,13 @@ impl Messages<'_> {
             self.0.audit().record(&mut tx, &action, subject(), details(ids.len() as i64)).await?;
             tx.commit().await?;
         }
-        let mut tries = 0;
-        loop {
-            let mut tx = database.begin().await?;
-            let changed = match self.act_in(&mut tx, consumer, bulk, ids, as_of).await {
-                // Retention moved one of the messages to another partition in between.
-                Err(InboxError::InFlightElsewhere) if tries < MOVED_TRIES => {
-                    tries += 1;
-                    continue;
-                }
-                changed => changed?,
-            };
-            if !is_dedicated && changed > 0 {
-                self.0.audit().record(&mut tx, &action, subject(), details(changed)).await?;
-            }
-            tx.commit().await?;
-            return Ok(changed);
+        let mut tx = database.begin().await?;
+        let changed = self.act_in(&mut tx, consumer, bulk, ids, as_of).await?;
+        if !is_dedicated && changed > 0 {
+            self.0.audit().record(&mut tx, &action, subject(), details(changed)).await?;
         }
+        tx.commit().await?;
+        Ok(changed)
     }
 
     async fn act_in(

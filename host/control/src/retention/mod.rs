@@ -12,16 +12,16 @@ mod removal;
 // One run over every database.
 mod run_all;
 
-use std::{io::ErrorKind, time::Duration};
+use std::time::Duration;
 
 use oncebox_model::error::InboxError;
-use sqlx::{Connection, PgConnection, PgPool, postgres::PgConnectOptions};
-use tokio::time::timeout;
+use sqlx::{Connection, PgConnection};
 
 use crate::{
     database::{
         locks::{self, HostLock},
         schema,
+        tenant_database::{TenantDatabase, open::answered_within},
     },
     handles::Retention,
 };
@@ -38,12 +38,11 @@ const SHOWN: i64 = 50;
 pub struct InboxDatabase {
     /// Tenant that named the database; none for the host's.
     pub tenant: Option<String>,
-    pool: PgPool,
-    options: PgConnectOptions,
+    database: TenantDatabase,
 }
 
 /// The time partitions of one database, and the removals.
-#[derive(Debug, Clone, serde::Serialize)]
+#[derive(Debug, Clone)]
 pub struct RetentionReport {
     /// Tenant that named the database; none for the host's.
     pub tenant: Option<String>,
@@ -76,7 +75,7 @@ pub struct RetentionRun {
 }
 
 /// Messages that retention removed, of one consumer.
-#[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
+#[derive(Debug, Clone, sqlx::FromRow)]
 pub struct Forgotten {
     /// Name of the tenant.
     pub tenant: String,
@@ -97,11 +96,8 @@ impl Retention<'_> {
     /// An error of the host's database.
     pub async fn databases(&self) -> Result<Vec<InboxDatabase>, InboxError> {
         let control = self.0;
-        let mut all = vec![InboxDatabase {
-            tenant: None,
-            pool: control.pool.clone(),
-            options: control.options.clone(),
-        }];
+        let database = control.tenant_databases().own();
+        let mut all = vec![InboxDatabase { tenant: None, database }];
         for source in control.tenant_databases().dedicated_tenants().await? {
             let tenant = match control.tenants().get(&source.tenant).await {
                 Err(InboxError::NotFound(_)) => continue, // deleted meanwhile
@@ -112,18 +108,10 @@ impl Retention<'_> {
             }
             // A tenant whose address cannot be unsealed keeps nothing from the others. `doctor` names
             // it, and none of its consumers runs.
-            let database = match control.tenant_databases().get(&tenant) {
-                Ok(database) => database,
-                Err(error) => {
-                    tracing::debug!(tenant = tenant.name, %error, "database not known");
-                    continue;
-                }
-            };
-            all.push(InboxDatabase {
-                tenant: Some(tenant.name),
-                pool: database.pool,
-                options: database.options,
-            });
+            match control.tenant_databases().get(&tenant) {
+                Ok(database) => all.push(InboxDatabase { tenant: Some(tenant.name), database }),
+                Err(error) => tracing::debug!(tenant = tenant.name, %error, "database not known"),
+            }
         }
         Ok(all)
     }
@@ -133,7 +121,7 @@ impl Retention<'_> {
     /// # Errors
     /// An error of the database.
     pub async fn report(&self, database: &InboxDatabase) -> Result<RetentionReport, InboxError> {
-        let mut connection = database.pool.acquire().await?;
+        let mut connection = database.database.pool.acquire().await?;
         Ok(RetentionReport {
             tenant: database.tenant.clone(),
             partitions: partitions::all(&mut connection).await?,
@@ -148,7 +136,7 @@ impl Retention<'_> {
     pub async fn backlog(&self, database: &InboxDatabase) -> Result<RetentionBacklog, InboxError> {
         const UNFINISHED: &str = "SELECT count(*) AS unfinished, count(error) AS failed \
             FROM oncebox.removal WHERE state <> 'dropped'";
-        let mut connection = database.pool.acquire().await?;
+        let mut connection = database.database.pool.acquire().await?;
         let due = partitions::due(&mut connection).await?.len() as i64;
         let (unfinished, failed) = sqlx::query_as(UNFINISHED).fetch_one(&mut *connection).await?;
         Ok(RetentionBacklog { due, unfinished, failed })
@@ -166,7 +154,7 @@ impl Retention<'_> {
             return Ok(RetentionRun::default());
         }
         // Messages that must stay move to the present partition.
-        schema::ensure_partitions(&database.pool).await?;
+        schema::ensure_partitions(&database.database.pool).await?;
         let mut stuck = Vec::new();
         let mut run = RetentionRun { is_ours: true, ..RetentionRun::default() };
         for partition in partitions::due(&mut turn).await? {
@@ -180,7 +168,7 @@ impl Retention<'_> {
                     stuck.push(partition.class.clone());
                     let error = explained(&error);
                     // By another connection: this one may be what failed.
-                    if let Ok(mut connection) = database.pool.acquire().await {
+                    if let Ok(mut connection) = database.database.pool.acquire().await {
                         let _ = removal::note_error(&mut connection, &partition.name, &error).await;
                     }
                     run.failed.push((partition.name, error));
@@ -201,7 +189,7 @@ impl Retention<'_> {
                 sum(f.discarded)::bigint AS discarded \
             FROM oncebox.forgotten f JOIN oncebox.consumer c USING (consumer_id) \
             JOIN oncebox.tenant t USING (tenant_id) GROUP BY 1, 2 ORDER BY 1, 2";
-        Ok(sqlx::query_as(SUMS).fetch_all(&database.pool).await?)
+        Ok(sqlx::query_as(SUMS).fetch_all(&database.database.pool).await?)
     }
 }
 
@@ -221,17 +209,16 @@ impl InboxDatabase {
     /// Opens a connection for a run. Its waits are long: a detach waits for the transactions that
     /// run, and nothing waits behind it.
     async fn connect(&self) -> Result<PgConnection, InboxError> {
-        let options = self.options.clone().application_name("oncebox retention").options([
-            ("lock_timeout", LOCK_TIMEOUT),
-            ("statement_timeout", "0"),
-            ("idle_in_transaction_session_timeout", "60000"),
-            ("timezone", "UTC"),
-        ]);
+        let options =
+            self.database.options.clone().application_name("oncebox retention").options([
+                ("lock_timeout", LOCK_TIMEOUT),
+                ("statement_timeout", "0"),
+                ("idle_in_transaction_session_timeout", "60000"),
+                ("timezone", "UTC"),
+            ]);
         // A scan of a large partition takes as long as it takes.
         let options = options.answer_timeout(Duration::MAX);
-        let silent = |_| InboxError::Unreachable(sqlx::Error::Io(ErrorKind::TimedOut.into()));
-        let connecting = PgConnection::connect_with(&options);
-        Ok(timeout(CONNECT_TIMEOUT, connecting).await.map_err(silent)??)
+        Ok(answered_within(CONNECT_TIMEOUT, PgConnection::connect_with(&options)).await??)
     }
 }
 

@@ -11,7 +11,7 @@ use oncebox_model::{
 use sqlx::PgConnection;
 
 /// A time partition of the inbox.
-#[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
+#[derive(Debug, Clone, sqlx::FromRow)]
 pub struct TimePartition {
     /// Name of its table in the schema `oncebox`.
     pub name: String,
@@ -36,10 +36,8 @@ pub struct TimePartition {
     pub is_ours: bool,
     /// Whether its detach has begun and not ended. Then the end may hold the table locked, so that
     /// neither its size nor its messages are looked at.
-    #[serde(skip)]
     pub(super) is_pending: bool,
     /// Number of its retention class.
-    #[serde(skip)]
     pub(super) retention_class: i16,
 }
 

@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep};
 use super::partitions::TimePartition;
 
 /// The removal of a time partition.
-#[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
+#[derive(Debug, Clone, sqlx::FromRow)]
 pub struct Removal {
     /// Name of the partition's table.
     pub partition_name: String,
@@ -86,9 +86,9 @@ pub(super) async fn remove(
     host: &str,
 ) -> Result<Removal, InboxError> {
     let name = &partition.name;
-    begin(connection, partition, host).await?;
+    let state = begin(connection, partition, host).await?;
     hooks::point("retention:begin:after");
-    if state(connection, name).await? == "moving" {
+    if state == "moving" {
         move_staying(connection, partition).await?;
         hooks::point("retention:move:after");
         count(connection, name).await?;
@@ -103,13 +103,13 @@ pub(super) async fn remove(
     by_name(connection, name).await
 }
 
-/// Writes the row of the removal, or takes it over. A partition that someone made again after its
+/// Writes the row of the removal, or takes it over, and returns its state. A partition that someone made again after its
 /// removal is removed anew.
 async fn begin(
     connection: &mut PgConnection,
     partition: &TimePartition,
     host: &str,
-) -> Result<(), InboxError> {
+) -> Result<String, InboxError> {
     const BEGIN: &str = "INSERT INTO oncebox.removal AS r \
             (partition_name, retention_class, from_at, to_at, host) \
         VALUES ($1, $2, $3, $4, $5) \
@@ -118,16 +118,11 @@ async fn begin(
             began_at = CASE r.state WHEN 'dropped' THEN now() ELSE r.began_at END, \
             moved = CASE r.state WHEN 'dropped' THEN 0 ELSE r.moved END, \
             was_counted = r.was_counted AND r.state <> 'dropped', \
-            dropped_at = NULL";
-    let query = sqlx::query(BEGIN).bind(&partition.name).bind(partition.retention_class);
+            dropped_at = NULL \
+        RETURNING state";
+    let query = sqlx::query_scalar(BEGIN).bind(&partition.name).bind(partition.retention_class);
     let query = query.bind(partition.from_at).bind(partition.to_at).bind(host);
-    query.execute(connection).await?;
-    Ok(())
-}
-
-async fn state(connection: &mut PgConnection, name: &str) -> Result<String, InboxError> {
-    const STATE: &str = "SELECT state FROM oncebox.removal WHERE partition_name = $1";
-    Ok(sqlx::query_scalar(STATE).bind(name).fetch_one(connection).await?)
+    Ok(query.fetch_one(connection).await?)
 }
 
 /// Counts the messages of a partition that must stay.
@@ -266,6 +261,11 @@ async fn delete_history(
     connection: &mut PgConnection,
     partition: &TimePartition,
 ) -> Result<(), InboxError> {
+    const CONSUMERS: &str =
+        "SELECT consumer_id FROM oncebox.consumer WHERE retention_class = $1 ORDER BY consumer_id";
+    let query = sqlx::query_scalar(CONSUMERS).bind(partition.retention_class);
+    // From consumer to consumer, so that no transaction is that of the whole partition.
+    let consumers: Vec<i32> = query.fetch_all(&mut *connection).await?;
     for table in ["inbox_history", "inbox_edit"] {
         let delete = format!(
             "DELETE FROM oncebox.{table} h USING oncebox.{name} i \
@@ -273,14 +273,7 @@ async fn delete_history(
                AND h.consumer_id = $2",
             name = partition.name
         );
-        // From consumer to consumer, so that no transaction is that of the whole partition.
-        const CONSUMERS: &str = "SELECT consumer_id FROM oncebox.consumer WHERE retention_class = \
-            $1 ORDER BY consumer_id";
-        let consumers: Vec<i32> = sqlx::query_scalar(CONSUMERS)
-            .bind(partition.retention_class)
-            .fetch_all(&mut *connection)
-            .await?;
-        for consumer_id in consumers {
+        for consumer_id in &consumers {
             let delete = sqlx::query(AssertSqlSafe(delete.as_str())).bind(partition.to_at);
             delete.bind(consumer_id).execute(&mut *connection).await?;
         }

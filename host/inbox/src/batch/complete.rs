@@ -200,21 +200,13 @@ impl Completion {
     /// Keeps the record of a message that its claim parked, since the inbox may have forgotten that
     /// it ran.
     pub(crate) fn past_horizon(&mut self, message: &Message, policy: &Policy) {
-        let keep = policy.payload != PayloadPolicy::None;
-        let record = &message.record;
-        self.rows.push(CompletedRow {
-            id: message.id.clone(),
-            epoch: 0,
-            status: Disposition::Parked.status(),
-            reason: Some(Reason::Horizon.to_string()),
-            error: Some(PAST_HORIZON.to_owned()),
-            result: None,
-            delay: None,
-            version: None,
-            keep,
-            headers: keep.then(|| headers::encode(&record.headers)),
-            payload: record.payload.clone().filter(|_| keep),
-        });
+        let why = Some((Reason::Horizon.as_str(), PAST_HORIZON.to_owned()));
+        self.open(Execution::of(message, None), Disposition::Parked.status(), why, None);
+        if policy.payload == PayloadPolicy::None
+            && let Some(row) = self.rows.last_mut()
+        {
+            (row.keep, row.headers, row.payload) = (false, None, None);
+        }
     }
 
     /// Parks a message that waited too long for missing versions of its aggregate.

@@ -31,6 +31,7 @@ use oncebox_model::{error::InboxError, session_target::SessionTarget};
 use self::open::answered_within;
 pub use self::{address::DatabaseUrl, open::TenantDatabase, replica::SourceVersion};
 use crate::{
+    control::Control,
     handles::TenantDatabases,
     tenants::{Tenant, credentials::Credentials},
 };
@@ -44,13 +45,7 @@ impl TenantDatabases<'_> {
     /// # Errors
     /// An error where the address cannot be unsealed or parsed.
     pub fn get(&self, tenant: &Tenant) -> Result<TenantDatabase, InboxError> {
-        let Some(sealed) = &tenant.database_url else {
-            return Ok(TenantDatabase {
-                pool: self.0.pool.clone(),
-                is_dedicated: false,
-                options: self.0.options.clone(),
-            });
-        };
+        let Some(sealed) = &tenant.database_url else { return Ok(self.own()) };
         let mut open = self.0.tenant_databases.open();
         if let Some((_, database)) =
             open.get(&tenant.tenant_id).filter(|(known, _)| known == sealed)
@@ -60,6 +55,12 @@ impl TenantDatabases<'_> {
         let database = TenantDatabase::at(&self.database_url(tenant, sealed)?);
         open.insert(tenant.tenant_id, (sealed.clone(), database.clone()));
         Ok(database)
+    }
+
+    /// Returns the host's database, with the inbox of every tenant that named none.
+    pub(crate) fn own(&self) -> TenantDatabase {
+        let Control { pool, options, .. } = self.0;
+        TenantDatabase { pool: pool.clone(), is_dedicated: false, options: options.clone() }
     }
 
     /// Returns a tenant's secrets.

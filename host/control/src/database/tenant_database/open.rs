@@ -85,7 +85,7 @@ impl TenantDatabase {
 }
 
 /// Waits for an answer, and returns `Unreachable` where none arrives within the limit.
-pub(super) async fn answered_within<T>(
+pub(crate) async fn answered_within<T>(
     limit: Duration,
     answer: impl Future<Output = T>,
 ) -> Result<T, InboxError> {
