@@ -27,6 +27,8 @@ fn cargo(dir: &Path, arguments: &[&str], database_url: Option<&str>) -> String {
         .args(arguments)
         .arg("--target-dir")
         .arg(root().join("guest-examples/target"));
+    // Nobody debugs these programs, and each is built once.
+    command.env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_INCREMENTAL", "0");
     command
         .env_remove("ONCEBOX_TEST_DATABASE_URL")
         .env("DATABASE_URL", database_url.unwrap_or_default());

@@ -2,8 +2,7 @@
 //! that overflows, a count that is believed, a compilation without end, a refusal that says
 //! nothing.
 //!
-//! `ONCEBOX_FUZZ_SECONDS` says for how long random inputs are made, `ONCEBOX_FUZZ_SEED` repeats a
-//! run.
+//! `ONCEBOX_FUZZ_INPUTS` says how many random inputs are made, `ONCEBOX_FUZZ_SEED` repeats a run.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +17,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 
 const LEDGER: &[u8] = include_bytes!("../../../guest-examples/components/ledger.wasm");
 /// Longest look at an input, on a machine that does other things as well.
-const INSPECT_MAX: Duration = Duration::from_secs(5);
+const INSPECT_MAX: Duration = Duration::from_secs(30);
 /// Longest compilation; the process is stopped after that.
 const COMPILE_MAX: Duration = Duration::from_secs(15);
 
@@ -213,21 +212,22 @@ fn rearrange(rng: &mut StdRng, bytes: &mut Vec<u8>, lengths: bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn damaged_uploads_are_refused_in_words() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse().unwrap());
-    let seconds = number("ONCEBOX_FUZZ_SECONDS").unwrap_or(20);
+    let inputs = number("ONCEBOX_FUZZ_INPUTS").unwrap_or(300);
     let seed: u64 = number("ONCEBOX_FUZZ_SEED").unwrap_or_else(rand::random);
-    println!("ONCEBOX_FUZZ_SEED={seed} for {seconds} s");
+    println!("ONCEBOX_FUZZ_SEED={seed}, {inputs} inputs");
     let (mut rng, seeds, runtime) = (StdRng::seed_from_u64(seed), seeds(), runtime(COMPILE_MAX));
-    let deadline = Instant::now() + Duration::from_secs(seconds);
-    let (mut count, mut outcomes) = (0, BTreeMap::<String, u32>::new());
-    while Instant::now() < deadline {
+    let mut outcomes = BTreeMap::<String, u32>::new();
+    for count in 0..inputs {
         let input = mutate(&mut rng, &seeds);
         *outcomes
             .entry(upload(&runtime, &format!("input {count} of seed {seed}"), input).await)
             .or_default() += 1;
-        count += 1;
     }
-    println!("{count} inputs: {outcomes:?}");
-    assert!(count > 20 && outcomes.len() > 3, "{count} inputs, {outcomes:?}");
+    println!("{outcomes:?}");
+    // Some reach the compiler, and some do not.
+    for outcome in ["invalid_wasm", "taken"] {
+        assert!(outcomes.contains_key(outcome), "no input was {outcome}: {outcomes:?}");
+    }
 }
 
 // Hostile by design
