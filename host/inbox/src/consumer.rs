@@ -297,6 +297,7 @@ impl ConsumerInbox {
             consumer_id: self.consumer_id,
             generation,
             payload: policy.payload,
+            payload_bytes_max: policy.limits.payload_bytes_max,
             parks_forgotten: policy.has_horizon() && policy.replay.past_horizon != PastHorizon::Run,
         }
     }

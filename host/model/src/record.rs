@@ -32,10 +32,12 @@ impl Record {
     pub fn size(&self) -> usize {
         let headers: usize =
             self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-        headers
-            + self.key.as_ref().map_or(0, Vec::len)
-            + self.payload.as_ref().map_or(0, Vec::len)
-            + 64
+        headers + self.key.as_ref().map_or(0, Vec::len) + self.payload_bytes() + 64
+    }
+
+    /// Returns the bytes of the payload; a tombstone has none.
+    pub fn payload_bytes(&self) -> usize {
+        self.payload.as_ref().map_or(0, Vec::len)
     }
 
     /// Returns the position: topic, topic id where there is one, partition and offset. Without the

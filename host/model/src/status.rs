@@ -170,6 +170,8 @@ pub enum Reason {
     Collision,
     /// No deployment takes the event type and version.
     NoRoute,
+    /// The payload has more bytes than the policy allows, and is not kept.
+    TooLarge,
     /// The payload violates its schema.
     Schema,
     /// The record is older than the inbox remembers.
@@ -212,11 +214,12 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::Undecodable,
         Self::Unclaimable,
         Self::Collision,
         Self::NoRoute,
+        Self::TooLarge,
         Self::Schema,
         Self::Horizon,
         Self::Gap,
@@ -245,6 +248,7 @@ impl Reason {
             Self::Unclaimable => "unclaimable",
             Self::Collision => "collision",
             Self::NoRoute => "no_route",
+            Self::TooLarge => "too_large",
             Self::Schema => "schema",
             Self::Horizon => "horizon",
             Self::Gap => "gap",

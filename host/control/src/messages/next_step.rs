@@ -171,10 +171,11 @@ impl MessageHistory {
     fn dead_letter(&self, policy: &Policy) -> Advice {
         let reason = self.reason();
         let is_without_identity = reason.is_some_and(Reason::is_without_identity);
-        if !self.detail.is_kept && !is_without_identity {
-            return (WITHOUT_RECORD.to_owned(), DISCARD);
-        }
         match reason {
+            Some(Reason::TooLarge) if !self.detail.is_kept => (TOO_LARGE.to_owned(), DISCARD),
+            _ if !self.detail.is_kept && !is_without_identity => {
+                (WITHOUT_RECORD.to_owned(), DISCARD)
+            }
             _ if is_without_identity => (WITHOUT_IDENTITY.to_owned(), SHOW_OR_DISCARD),
             Some(Reason::Collision) if policy.order != Order::None => {
                 (COLLISION_IN_ORDER.to_owned(), SHOW_OR_DISCARD)
@@ -216,10 +217,14 @@ impl MessageHistory {
     }
 }
 
-const WITHOUT_RECORD: &str = "The policy did not keep its record (`payload = \"none\"`), so that it \
-    cannot be run again yet. Have it delivered again, under the same id and with the same payload: \
-    produced again, or read again by `oncebox consumer seek`. That brings the record back to this \
-    row; then redrive it.";
+const TOO_LARGE: &str = "Its payload has more bytes than `limits.payload_bytes_max` of the policy \
+    allows, so that it was not kept. To run it, raise that limit and have it delivered again, under \
+    the same id and with the same payload; then redrive it. Or have the producer send less, under \
+    another id, and discard this row.";
+const WITHOUT_RECORD: &str = "The policy did not keep its record (`payload = \"none\"`, or a payload \
+    above `limits.payload_bytes_max`), so that it cannot be run again yet. Have it delivered again, \
+    under the same id and with the same payload: produced again, or read again by `oncebox consumer \
+    seek`. That brings the record back to this row; then redrive it.";
 const WITHOUT_IDENTITY: &str = "It was never understood, and has no identity to run under. Mend the \
     producer, or `identity` in the policy, have it produced again, and discard this row.";
 const COLLISION_IN_ORDER: &str = "Its id had come with another payload before, so that it has no \
@@ -240,6 +245,10 @@ fn cure(reason: Option<Reason>) -> &'static str {
         Some(Reason::Horizon) => {
             "The inbox does not know it and may have forgotten it, so that it may have run before. \
                 Look for its effect; redrive it if there is none."
+        }
+        Some(Reason::TooLarge) => {
+            "Its payload was larger than its consumer takes, and a redelivery has brought it \
+                since. Redrive it."
         }
         Some(Reason::Schema) => {
             "Its payload is not what its schema says. Mend the producer or the schema; redrive \

@@ -132,8 +132,17 @@ pub struct Claimant {
     pub generation: i64,
     /// Policy for the rows that keep payloads.
     pub payload: PayloadPolicy,
+    /// Bytes of the largest payload that a row keeps.
+    pub payload_bytes_max: usize,
     /// Whether an unknown message that the inbox may have forgotten is parked.
     pub parks_forgotten: bool,
+}
+
+impl Claimant {
+    /// Returns whether a row may keep the message's payload.
+    fn fits(&self, message: &Message) -> bool {
+        message.record.payload_bytes() <= self.payload_bytes_max
+    }
 }
 
 /// Claims a batch of one partition and returns one answer per message, in order. With
@@ -157,6 +166,7 @@ pub async fn claim(
     let keep = status != InitialStatus::Completed && claimant.payload != PayloadPolicy::None
         || status == InitialStatus::Received
         || claimant.payload == PayloadPolicy::All;
+    let keeps = |request: &ClaimRequest| keep && claimant.fits(&request.message);
     let is_ordered = requests.iter().any(|o| o.ordering.is_some());
     let query = host_call!("claim" {
         p_secret: transaction.secret(),
@@ -178,8 +188,9 @@ pub async fn claim(
         p_content_type: column(requests, |o| o.message.content_type.as_deref()),
         p_trace_parent: column(requests, |o| o.message.trace_parent.as_deref()),
         p_hash: column(requests, |o| o.message.payload_hash.as_ref().map(|hash| hash.as_slice())),
-        p_headers: column(requests, |o| keep.then(|| headers::encode(&o.message.record.headers))),
-        p_payload: column(requests, |o| o.message.record.payload.as_deref().filter(|_| keep)),
+        p_headers:
+            column(requests, |o| keeps(o).then(|| headers::encode(&o.message.record.headers))),
+        p_payload: column(requests, |o| o.message.record.payload.as_deref().filter(|_| keeps(o))),
         p_ordering: is_ordered.then(|| column(requests, |o| o.ordering)),
         p_sequence: column(requests, |o| o.message.sequence.filter(|_| o.ordering.is_some())),
         p_parks_forgotten: claimant.parks_forgotten,
@@ -189,7 +200,7 @@ pub async fn claim(
     let mut lost = Vec::new();
     for ((row, outcome), request) in rows.iter().zip(&outcomes).zip(requests) {
         let is_same = matches!(outcome, ClaimOutcome::Duplicate { same_payload: true, .. });
-        if is_same && row.try_get("lost_record")? {
+        if is_same && claimant.fits(&request.message) && row.try_get("lost_record")? {
             lost.push(&request.message);
         }
     }

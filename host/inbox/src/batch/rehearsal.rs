@@ -20,6 +20,7 @@ use crate::{
         state::{BatchState, Routed},
     },
     consumer::ConsumerInbox,
+    partition::parking::too_large_reason,
     session::Transaction,
 };
 
@@ -107,6 +108,11 @@ impl<'a> Rehearsal<'a> {
         let Some(handler) = handlers.resolve(&message, None) else {
             return Ok(Rehearsed::Parked { reason: oncebox_model::Reason::NoRoute.to_string() });
         };
+        let bytes_max = self.consumer.policy.limits.payload_bytes_max;
+        if message.record.payload_bytes() > bytes_max {
+            let reason = too_large_reason(&message.record, bytes_max);
+            return Ok(Rehearsed::Parked { reason });
+        }
         // The row names no version, since this database may not have it.
         let request = ClaimRequest { message, version: None, reason: None, ordering: None };
         let generation = handlers.generation();

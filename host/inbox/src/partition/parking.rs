@@ -53,6 +53,22 @@ pub fn invalid(message: Message, ordering: Option<i64>, fault: &str) -> ClaimReq
     }
 }
 
+/// Returns the row of a message whose payload has more bytes than the policy allows, under its own
+/// id. The claim keeps neither payload nor headers of it.
+pub fn too_large(message: Message, ordering: Option<i64>, bytes_max: usize) -> ClaimRequest {
+    let reason = too_large_reason(&message.record, bytes_max);
+    ClaimRequest { message, version: None, reason: Some(reason), ordering }
+}
+
+/// Returns the reason in the row of a message whose payload is too large.
+pub(crate) fn too_large_reason(record: &Record, bytes_max: usize) -> String {
+    let bytes = record.payload_bytes();
+    format!(
+        "{}: {bytes} bytes are more than the {bytes_max} of `limits.payload_bytes_max`",
+        Reason::TooLarge
+    )
+}
+
 /// Returns whether a message is parked because no deployment takes it.
 pub fn is_unrouted(offered: &ClaimRequest) -> bool {
     offered.reason.as_deref() == Some(NO_ROUTE)

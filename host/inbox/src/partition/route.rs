@@ -74,6 +74,10 @@ impl PartitionInbox {
         let Some(handler) = handlers.resolve(&message, None) else {
             return Route::Park(parking::unrouted(message, ordering));
         };
+        let bytes_max = consumer.policy.limits.payload_bytes_max;
+        if message.record.payload_bytes() > bytes_max {
+            return Route::Park(parking::too_large(message, ordering, bytes_max));
+        }
         if let Some(fault) = consumer.schemas.fault(&message) {
             return Route::Park(parking::invalid(message, ordering, &fault));
         }

@@ -128,6 +128,7 @@ impl TrialContext {
             consumer_id: self.consumer_id,
             generation,
             payload: PayloadPolicy::None,
+            payload_bytes_max: 0,
             parks_forgotten: false,
         };
         claim(transaction, claimant, &[], InitialStatus::Completed).await.map(drop)

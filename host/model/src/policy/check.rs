@@ -134,6 +134,7 @@ impl Policy {
             ("limits.savepoints_max", limits.savepoints_max.max(1) as u64, 64),
             ("limits.log_bytes_max", limits.log_bytes_max.max(1) as u64, 4 << 20),
             ("limits.outcome_bytes_max", limits.outcome_bytes_max.max(1) as u64, 4 << 20),
+            ("limits.payload_bytes_max", limits.payload_bytes_max as u64, 128 << 20),
             ("limits.transactions_max", limits.transactions_max.unwrap_or(1) as u64, 10_000),
             (
                 "limits.messages_per_second",

@@ -268,13 +268,17 @@ impl Policy {
                 listed(self.schemas.keys().map(|event_type| format!("`{event_type}`")), "or")
             ),
         };
+        let large = format!(
+            " A payload of more than {} bytes is parked, and is not kept.",
+            self.limits.payload_bytes_max
+        );
         let copies = self.dead_letters.topic.as_ref();
         let copies = copies.map_or_else(String::new, |topic| {
             format!(" Dead letters and parked messages are copied to the topic `{topic}`.")
         });
         format!(
             "A message that no deployment takes {no_route}. A known id that comes with another \
-                payload {collision}.{schemas}{copies}"
+                payload {collision}.{large}{schemas}{copies}"
         )
     }
 
@@ -452,6 +456,10 @@ mod tests {
                 "retry = { age_max_ms = 86_400_000 }",
                 "it is a dead letter, and so is one that fails 1 d after it was received or \
                     redriven.",
+            ),
+            (
+                "limits = { payload_bytes_max = 4096 }",
+                "A payload of more than 4096 bytes is parked, and is not kept.",
             ),
             ("dead_letters = { topic = 'orders.dead' }", "are copied to the topic `orders.dead`."),
             ("replay = { allowed = false }", "Nobody may set its offsets back."),

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Caps on one run of a handler.
+/// Caps on one message and on one run of its handler.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
@@ -30,6 +30,8 @@ pub struct Limits {
     pub log_bytes_max: usize,
     /// Bytes of the JSON result kept in the inbox row.
     pub outcome_bytes_max: usize,
+    /// Bytes of a message's payload. Over it, the message is parked without its payload.
+    pub payload_bytes_max: usize,
     /// Concurrent transactions of this consumer on one host, hence instances; none for the tenant's
     /// bound. Over it, messages wait.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -41,7 +43,7 @@ pub struct Limits {
 }
 
 /// Limits of the consumer alone, which a deployment cannot set.
-pub const OF_CONSUMER: [&str; 2] = ["transactions_max", "messages_per_second"];
+pub const OF_CONSUMER: [&str; 3] = ["payload_bytes_max", "transactions_max", "messages_per_second"];
 
 impl Default for Limits {
     fn default() -> Self {
@@ -58,6 +60,7 @@ impl Default for Limits {
             savepoints_max: 16,
             log_bytes_max: 64 << 10,
             outcome_bytes_max: 64 << 10,
+            payload_bytes_max: 8 << 20,
             transactions_max: None,
             messages_per_second: None,
         }

@@ -105,7 +105,7 @@ pub struct Policy {
     /// Circuit breaker of a version that fails too often.
     #[serde(default)]
     pub breaker: BreakerPolicy,
-    /// Caps on one run of a handler.
+    /// Caps on one message and on one run of its handler.
     #[serde(default)]
     pub limits: Limits,
     /// Bounds at which open messages become an alert.

@@ -165,3 +165,71 @@ async fn a_record_comes_back_with_the_commit_or_not_at_all() {
     })
     .await;
 }
+
+/// What could go wrong: a payload that nobody expects fills the database, by one of the ways in
+/// which a message is stored; the message is lost, or holds up the others; or it cannot run once the
+/// limit is raised.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_that_is_too_large_is_parked_without_it() {
+    let fixture = InboxFixture::new().await;
+    let tenant = fixture.tenant("acme", "").await;
+    for (name, ack) in [("commits", "after_commit"), ("inserts", "after_insert")] {
+        let policy =
+            format!("ack = '{ack}'\npayload = 'all'\nlimits = {{ payload_bytes_max = 20 }}");
+        let consumer = fixture.consumer(&tenant, name, &policy).await;
+        let host = fixture.host(&consumer);
+        let script = |bytes: usize| format!("# {}", "x".repeat(bytes - 2));
+        let nameless = Record { headers: Vec::new(), ..record(3, "", &script(21)) };
+        let log = [
+            record(0, "fits", &script(20)),
+            record(1, "large", &script(21)),
+            record(2, "fits", &script(22)),
+            nameless,
+            record(4, "after", ""),
+        ];
+        deliver(&host, &log).await;
+        fixture.retry_until_settled(&host).await;
+        let too_large = "too_large: 21 bytes are more than the 20 of `limits.payload_bytes_max`";
+        let large = async || {
+            let row = fixture.row(&consumer, "large").await;
+            assert_eq!(row.state(), ("parked", Some(too_large), 0));
+            assert!(row.payload_hash.is_some());
+            (row.payload.is_some(), row.headers.is_some())
+        };
+        // S0-051: neither its bytes nor those of a collision or of what has no id are kept.
+        assert_eq!(large().await, (false, false));
+        let kept = |what: &str| {
+            format!(
+                "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {} AND {what}",
+                consumer.row.consumer_id
+            )
+        };
+        assert_eq!(fixture.number(kept("octet_length(payload) > 20")).await, 0);
+        assert_eq!(fixture.number(kept("status = 'parked' AND headers IS NULL")).await, 3);
+        assert_eq!(fixture.number(kept("reason = 'collision'")).await, 1);
+        assert_eq!(fixture.number(kept("reason LIKE 'undecodable%'")).await, 1);
+        for id in ["fits", "after"] {
+            assert_eq!(fixture.row(&consumer, id).await.status, "completed", "{id}");
+        }
+
+        // Neither an operator nor a redelivery runs it under this limit.
+        assert_eq!(act(&fixture, &consumer, &these(Action::Redrive, &["large"])).await.changed, 0);
+        deliver(&host, &log).await;
+        assert_eq!(large().await, (false, false));
+        assert_eq!(fixture.number(kept("true")).await, 5, "each delivery is known");
+        let found = fixture.admin.messages().message_history("acme", name, "large").await.unwrap();
+        assert!(found.next.text.contains("raise that limit"), "{}", found.next.text);
+
+        let mut raised = consumer.clone();
+        raised.policy.limits.payload_bytes_max = 21;
+        let host = fixture.host(&raised);
+        deliver(&host, &log[1..2]).await;
+        assert_eq!(large().await, (true, true));
+        assert_eq!(fixture.effects(&consumer, "large").await, 0, "it waits for an operator");
+        assert_eq!(act(&fixture, &consumer, &these(Action::Redrive, &["large"])).await.changed, 1);
+        fixture.retry_until_settled(&host).await;
+        assert_eq!(fixture.row(&consumer, "large").await.state(), ("completed", None, 1));
+        assert_eq!(fixture.effects(&consumer, "large").await, 1);
+    }
+    fixture.finish().await;
+}
