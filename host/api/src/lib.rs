@@ -29,6 +29,7 @@ mod request;
 mod retention;
 mod seek;
 mod shadows;
+mod storage;
 mod tenant_changes;
 mod tenants;
 mod tokens;
@@ -110,6 +111,7 @@ struct Shared {
     mode: Mode,
     uploads: Semaphore,
     retention_runs: retention::RetentionRuns,
+    storage_reports: storage::StorageReports,
     tasks: TaskTracker,
 }
 
@@ -130,6 +132,7 @@ impl Api {
             mode,
             uploads,
             retention_runs: retention::RetentionRuns::default(),
+            storage_reports: storage::StorageReports::default(),
             tasks: TaskTracker::new(),
         }))
     }
@@ -174,6 +177,10 @@ impl Api {
 
     pub(crate) fn retention_runs(&self) -> &retention::RetentionRuns {
         &self.0.retention_runs
+    }
+
+    pub(crate) fn storage_reports(&self) -> &storage::StorageReports {
+        &self.0.storage_reports
     }
 
     pub(crate) fn tasks(&self) -> &TaskTracker {

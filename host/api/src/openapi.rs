@@ -17,7 +17,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use crate::{
     Api, audit, auth::ROLE_KEY, bulk, changes, consumer_changes, consumers, deployments, doctor,
     edit, error::ProblemDetails, export, handlers, horizon, hosts, inbox, migrations, retention,
-    seek, shadows, tenant_changes, tenants, tokens, versions, whoami,
+    seek, shadows, storage, tenant_changes, tenants, tokens, versions, whoami,
 };
 
 /// Returns the routes and their document. A route that is missing here does not exist.
@@ -71,6 +71,8 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(doctor::show))
         .routes(routes!(retention::show))
         .routes(routes!(retention::run))
+        .routes(routes!(storage::show))
+        .routes(routes!(storage::show_of_tenant))
 }
 
 /// Returns the document, with the additions that all operations have.

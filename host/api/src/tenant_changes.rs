@@ -20,7 +20,7 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The resources that each host gives a tenant, over all of its consumers. Over a limit messages
-/// wait; they do not fail.
+/// wait; they do not fail. The storage budget limits nothing.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = TenantLimits)]
 pub struct TenantLimitsBody {
@@ -38,6 +38,10 @@ pub struct TenantLimitsBody {
     pub deadline_ms_max: Option<u64>,
     /// Messages a second; null for no limit.
     pub messages_per_second: Option<u32>,
+    /// Bytes that the tenant's inbox is meant to take at most, now and in 30 days; null for no
+    /// budget. Above it there is an alert, and messages go on.
+    #[serde(default)]
+    pub storage_budget_bytes: Option<u64>,
     /// Topics that tokens of the tenant may name in policies: whole names, or beginnings followed
     /// by `*`; null for `oncebox.<tenant>.*`. A token of a tenant may never name a pattern.
     #[serde(default)]
@@ -53,6 +57,7 @@ impl From<oncebox_model::TenantLimits> for TenantLimitsBody {
             memory_bytes_max,
             deadline_ms_max,
             messages_per_second,
+            storage_budget_bytes,
             topics_allowed,
         } = limits;
         Self {
@@ -62,6 +67,7 @@ impl From<oncebox_model::TenantLimits> for TenantLimitsBody {
             memory_bytes_max,
             deadline_ms_max,
             messages_per_second,
+            storage_budget_bytes,
             topics_allowed,
         }
     }

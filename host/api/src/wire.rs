@@ -32,6 +32,10 @@ pub use crate::{
     },
     seek::{NewOffset, NewSeek, SeekEdge, SeekPartition, SeekPlan},
     shadows::{ShadowDifferenceBody, ShadowReportBody, ShadowSkippedBody, ShadowSumBody},
+    storage::{
+        BudgetExcessBody, ConsumerStorageBody, StorageBody, StorageDatabaseBody,
+        StoragePartitionBody, TenantStorageBody,
+    },
     tenant_changes::{Nothing, TenantDeletion, TenantLimitsBody, TenantRemovalBody},
     tenants::{NewTenant, TenantBody},
     tokens::{NewTokenBody, Role, TokenBody, TokenCreated},

@@ -39,6 +39,7 @@ mod horizon;
 mod hosts;
 mod doctor;
 mod retention;
+mod storage;
 mod token;
 mod audit;
 
@@ -144,6 +145,8 @@ enum ApiCommand {
     /// What is removed when, and removing it now
     #[command(subcommand)]
     Retention(retention::RetentionCommand),
+    /// Show how large the inboxes are, and how large they will be
+    Storage(storage::StorageArgs),
     /// Who may use the API
     #[command(subcommand)]
     Token(token::TokenCommand),
@@ -277,6 +280,7 @@ async fn speak(api: &Api, command: ApiCommand, json: bool) -> Result<()> {
         ApiCommand::Hosts => hosts::run(api, json).await,
         ApiCommand::Doctor => doctor::run(api, json).await,
         ApiCommand::Retention(command) => retention::run(api, command, json).await,
+        ApiCommand::Storage(args) => storage::run(api, args, json).await,
         ApiCommand::Token(command) => token::run(api, command, json).await,
         ApiCommand::Audit(args) => audit::run(api, args, json).await,
     }

@@ -51,6 +51,10 @@ pub struct Audit<'a>(pub(crate) &'a Control);
 #[derive(Clone, Copy)]
 pub struct Retention<'a>(pub(crate) &'a Control);
 
+/// Measures the size of inboxes, their growth and their size to come.
+#[derive(Clone, Copy)]
+pub struct Storage<'a>(pub(crate) &'a Control);
+
 /// Checks that tenants are kept apart in the live databases.
 #[derive(Clone, Copy)]
 pub struct Doctor<'a>(pub(crate) &'a Control);
@@ -114,6 +118,11 @@ impl Control {
     /// Returns the handle of the removal of old messages.
     pub fn retention(&self) -> Retention<'_> {
         Retention(self)
+    }
+
+    /// Returns the handle of the size of inboxes.
+    pub fn storage(&self) -> Storage<'_> {
+        Storage(self)
     }
 
     /// Returns the handle of checks of the live databases.

@@ -26,6 +26,8 @@ mod hosts;
 mod database;
 // The removal of time partitions that are past their retention.
 mod retention;
+// The size of inboxes, by consumer, and their size to come.
+mod storage;
 // Checks on the live database that tenants are kept apart.
 mod doctor;
 
@@ -59,7 +61,7 @@ pub use deployments::{
 pub use doctor::{Finding, HostLimits, Severity};
 pub use handles::{
     Audit, Consumers, Deployments, Doctor, Hosts, Messages, Reconciliation, Retention, Shadows,
-    TenantDatabases, Tenants, Tokens, Versions,
+    Storage, TenantDatabases, Tenants, Tokens, Versions,
 };
 pub use hosts::{
     ConsumerStatus, Duplicates, Host, HostConsumerStatus, HostProgress, Progress, RunState,
@@ -78,6 +80,7 @@ pub use retention::{
     Forgotten, InboxDatabase, OtherProcess, Removal, RetentionBacklog, RetentionFailure,
     RetentionReport, RetentionResult, RetentionRun, TimePartition,
 };
+pub use storage::{BudgetExcess, ConsumerStorage, StorageReport, TenantStorage};
 pub use tenants::{
     Tenant, credentials::Credentials, delete::TenantRemoval, keys::MasterKey, rotation::KeyRotation,
 };

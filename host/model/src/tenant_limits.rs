@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// The limits that each host applies to a tenant, over all of its consumers. Over a limit messages
-/// wait; they do not fail.
+/// wait; they do not fail. The storage budget limits nothing: above it, operators are told.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TenantLimits {
@@ -28,6 +28,9 @@ pub struct TenantLimits {
     pub deadline_ms_max: Option<u64>,
     /// Messages a second, over all of the tenant's consumers; none for no bound.
     pub messages_per_second: Option<u32>,
+    /// Bytes that the tenant's inbox is meant to take at most, now and in 30 days; none for no
+    /// budget. Above it there is an alert, and messages go on.
+    pub storage_budget_bytes: Option<u64>,
     /// Topics that tokens of the tenant may name in policies: whole names, or beginnings followed
     /// by `*`; none for `oncebox.<tenant>.*`. The operator of the host is not bound by it.
     pub topics_allowed: Option<Vec<String>>,
@@ -63,6 +66,7 @@ impl Default for TenantLimits {
             memory_bytes_max: None,
             deadline_ms_max: None,
             messages_per_second: None,
+            storage_budget_bytes: None,
             topics_allowed: None,
         }
     }
@@ -76,6 +80,7 @@ const BOUNDS: &[(&str, u64, u64, bool)] = &[
     ("memory_bytes_max", 1 << 20, 1 << 40, true),
     ("deadline_ms_max", 1, 600_000, true),
     ("messages_per_second", 1, 10_000_000, true),
+    ("storage_budget_bytes", 1, 1 << 50, true),
 ];
 
 impl TenantLimits {
@@ -156,6 +161,9 @@ mod tests {
             (limits.weight, limits.messages_per_second, limits.connections_max),
             (7, Some(50), Some(3))
         );
+        let limits = changed(json!({ "storage_budget_bytes": 1_u64 << 50 })).expect("limits");
+        assert_eq!(limits.storage_budget_bytes, Some(1 << 50));
+        assert!(changed(json!({ "storage_budget_bytes": 0 })).is_err(), "null takes it away");
         assert_eq!(
             changed(json!({ "connections_max": null })).expect("limits"),
             TenantLimits::default()

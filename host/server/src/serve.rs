@@ -20,7 +20,7 @@ use crate::{
     context::HostContext,
     http,
     reconcile::Supervisor,
-    retention, startup,
+    retention, startup, storage,
     tenants::deletion,
 };
 
@@ -92,12 +92,14 @@ pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()>
         host.admin.acting_as(host.owner.clone()),
         config.retention.clone(),
     ));
+    let measuring = tokio::spawn(storage::keep(host.admin.clone(), config.storage.clone()));
     let supervisor = Supervisor::new(host, readiness);
     tracing::info!(http = %address, api = api_url, brokers = config.kafka.brokers, "oncebox {} \
         serves", env!("CARGO_PKG_VERSION"));
     let drained = supervisor.run(stop, Duration::from_millis(config.shutdown.drain_ms)).await;
     deleting.abort();
     removing.abort();
+    measuring.abort();
     http_stop.cancel();
     compiling.await?;
     // A client that keeps its request open does not keep the process from ending.

@@ -19,3 +19,4 @@ mod own_database;
 mod rebalance;
 mod retention;
 mod schema_registry;
+mod storage;

@@ -21,6 +21,7 @@ mod redrive;
 mod retention;
 mod shadow;
 mod sql_values;
+mod storage;
 mod tenant_isolation;
 mod tenant_locks;
 mod tenants;

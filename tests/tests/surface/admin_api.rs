@@ -417,6 +417,50 @@ async fn changes_bear_the_name_of_who_made_them() {
     fixture.finish().await;
 }
 
+/// What could go wrong: a tenant learns how large another's inbox is; each request reads the inbox
+/// again; or a change of the budget shows only with the next measurement.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_sees_the_size_of_its_own_inbox() {
+    let fixture = ApiFixture::new(Mode::Tokens, Limits::default()).await;
+    let viewer = |tenant: &str| fixture.token_of(tenant, Role::Viewer);
+    let get = async |path: &str, token: String| {
+        fixture.send("GET", path, Vec::new(), "", Some(&token)).await
+    };
+    let all = get("/v1/storage", viewer("")).await;
+    let tenants = all.body["tenants"].as_array().unwrap();
+    assert_eq!((&tenants[0]["tenant"], &tenants[1]["tenant"]), (&json!("acme"), &json!("other")));
+    let partitions = all.body["databases"][0]["partitions"].as_array().unwrap();
+    let sizes: i64 = partitions.iter().map(|partition| partition["bytes"].as_i64().unwrap()).sum();
+    let bytes = tenants[0]["bytes"].as_i64().unwrap();
+    assert!(bytes > 0 && bytes < sizes, "{all:?}");
+    assert_eq!(tenants[0]["messages"], json!(1));
+
+    let own = get("/v1/tenants/acme/storage", viewer("acme")).await;
+    assert_eq!(own.body, tenants[0], "the measurement of before, with its time");
+    let other = get("/v1/tenants/other/storage", viewer("other")).await;
+    assert_eq!((&other.body["messages"], &other.body["bytes"]), (&json!(0), &json!(0)));
+    let refused = get("/v1/tenants/other/storage", viewer("acme")).await;
+    assert_eq!(refused.status, StatusCode::FORBIDDEN, "{refused:?}");
+    let unknown = get("/v1/tenants/nobody/storage", viewer("")).await;
+    assert_eq!((unknown.status.as_u16(), unknown.code()), (404, "not_found"));
+
+    for (budget, exceeded) in [
+        (json!(bytes - 1), json!("now")),
+        (json!(bytes), json!("in_30_days")),
+        (json!(1_000 * bytes), Value::Null),
+        (Value::Null, Value::Null),
+    ] {
+        let limits = json!({ "storage_budget_bytes": budget }).to_string().into_bytes();
+        let operator = fixture.token_of("", Role::Admin);
+        let path = "/v1/tenants/acme/limits";
+        let set = fixture.send("PATCH", path, limits, "application/json", Some(&operator)).await;
+        assert_eq!(set.status, StatusCode::OK, "{set:?}");
+        let own = get("/v1/tenants/acme/storage", viewer("acme")).await;
+        assert_eq!((&own.body["budget_bytes"], &own.body["budget_exceeded"]), (&budget, &exceeded));
+    }
+    fixture.finish().await;
+}
+
 /// What could go wrong: the document that is committed is not the one that is served.
 #[test]
 fn the_document_is_the_committed_one() {

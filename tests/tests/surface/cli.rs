@@ -315,7 +315,8 @@ async fn a_configuration_that_cannot_work_is_named() {
             "section.toml",
             "[databas]\n",
             "line 1: unknown field `databas`, expected one of `database`, `kafka`, \
-                `schema_registry`, `keys`, `runtime`, `http`, `api`, `log`, `retention`, `shutdown`",
+                `schema_registry`, `keys`, `runtime`, `http`, `api`, `log`, `retention`, \
+                `storage`, `shutdown`",
         ),
         (
             "open.toml",
@@ -1001,6 +1002,7 @@ Commands:
   hosts        List the hosts that run
   doctor       Look whether the database keeps tenants apart, and say what to do where it does not
   retention    What is removed when, and removing it now
+  storage      Show how large the inboxes are, and how large they will be
   token        Who may use the API
   audit        List who changed what
   help         Print this message or the help of the given subcommand(s)"
@@ -1083,6 +1085,7 @@ Commands:
         (&["shadow", "start", "--help"], "The share of messages that it runs on"),
         (&["rollback", "--help"], "Run again what the withdrawn version failed"),
         (&["apply", "--help"], "Only show what would be done"),
+        (&["storage", "--help"], "Only this tenant"),
         (&["token", "create", "--help"], "Only for this tenant"),
         (&["tenant", "list", "--help"], "--server <URL>"),
     ] {

@@ -179,6 +179,10 @@ async fn a_token_decides_what_a_command_may_do() {
         "tenant `acme` only",
     )
     .await;
+    let storage = cli.json(&[&["storage"], with].concat()).await;
+    assert_eq!(keys(&storage, &["tenant", "consumers"]), json!(["acme", []]));
+    let others = [&["storage", "--tenant", "globex"], with].concat();
+    refused(&cli, &others, "tenant `acme` only").await;
     refused(&cli, &[&["tenant", "create", "third"], with].concat(), "").await;
     cli.file("ok.wasm", guests::component(&[], &End::Ok));
     refused(
@@ -215,7 +219,7 @@ async fn a_tenants_token_names_its_own_topics_and_groups_alone() {
     let mut cli = CliFixture::open(Access::Server).await;
     cli.ok(&["tenant", "create", "acme"]).await;
     let shown = cli.ok(&["tenant", "limits", "acme", "--topics-allowed", "acme.*, shared"]).await;
-    assert!(shown.contains("topics_allowed       acme.*, shared"), "{shown}");
+    assert!(shown.contains("topics_allowed        acme.*, shared"), "{shown}");
     refused(
         &cli,
         &["tenant", "limits", "acme", "--topics-allowed", "^.*"],
@@ -615,6 +619,22 @@ async fn check_shapes(way: Access) {
     assert!(
         cli.json(&["hosts"]).await.is_array() && cli.json(&["inbox", "list"]).await == json!([])
     );
+
+    let storage = cli.json(&["storage"]).await;
+    let of_tenant = cli.json(&["storage", "--tenant", "acme"]).await;
+    assert_eq!(
+        keys(&of_tenant, &["tenant", "messages", "bytes", "budget_bytes"]),
+        json!(["acme", 0, 0, null])
+    );
+    assert_eq!(of_tenant["consumers"], storage["tenants"][0]["consumers"], "{storage}");
+    assert_eq!(
+        keys(&of_tenant["consumers"][0], &["consumer", "class", "levels_off_at_bytes"]),
+        json!(["orders", "7d", 0])
+    );
+    let shown = cli.ok(&["storage"]).await;
+    for part in ["acme/orders  0 ", "LEVELS OFF AT", "CLASS  PARTITIONS  SIZE\n7d "] {
+        assert!(shown.contains(part), "{shown}");
+    }
 }
 
 /// Members of an object; one that differs from run to run is a star.

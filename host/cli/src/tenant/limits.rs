@@ -31,6 +31,10 @@ pub(crate) struct LimitsArgs {
     /// Messages a second, or `none` for as many as come
     #[arg(long, value_name = "N|none", value_parser = limit)]
     messages_per_second: Option<Limit>,
+    /// Bytes that its inbox is meant to take, or `none`; above them there is an alert, and messages
+    /// go on
+    #[arg(long, value_name = "N|none", value_parser = limit)]
+    storage_budget_bytes: Option<Limit>,
     /// Topics that the tenant's tokens may name in policies, several separated by commas: whole
     /// names, or beginnings with a `*` behind them; or `none` for `oncebox.<tenant>.*` alone
     #[arg(long, value_name = "TOPICS|none")]
@@ -60,6 +64,7 @@ pub(super) async fn run(api: &Api, args: LimitsArgs, json: bool) -> Result<()> {
         memory_bytes_max,
         deadline_ms_max,
         messages_per_second,
+        storage_budget_bytes,
         topics_allowed,
     } = args;
     let given = [
@@ -69,6 +74,7 @@ pub(super) async fn run(api: &Api, args: LimitsArgs, json: bool) -> Result<()> {
         ("memory_bytes_max", memory_bytes_max),
         ("deadline_ms_max", deadline_ms_max),
         ("messages_per_second", messages_per_second),
+        ("storage_budget_bytes", storage_budget_bytes),
     ];
     let mut changes: Map<String, Value> = given
         .into_iter()
@@ -103,6 +109,7 @@ pub(super) fn rows(tenant: &TenantBody) -> Vec<Vec<String>> {
         ("memory_bytes_max", or_none(limits.memory_bytes_max)),
         ("deadline_ms_max", or_none(limits.deadline_ms_max)),
         ("messages_per_second", or_none(limits.messages_per_second.map(u64::from))),
+        ("storage_budget_bytes", or_none(limits.storage_budget_bytes)),
         (
             "topics_allowed",
             limits

@@ -1,11 +1,12 @@
 //! Checks on the live database of the scheme that keeps tenants apart: privileges, the commit
-//! guard, missing and surplus objects. They change nothing.
+//! guard, missing and surplus objects. One looks at the size of inboxes. They change nothing.
 //!
 //! Most checks are a query that lists defects, each row with its severity and the statement that
 //! repairs it. Some properties are tried: the logins log in, a wrong password is presented, and a
 //! session of the tenant reports its settings.
 
 mod access;
+mod budgets;
 mod functions;
 mod ids;
 mod logins;
@@ -152,6 +153,7 @@ impl<'a> Doctor<'a> {
             findings.extend(look.all().await);
         }
         findings.extend(self.topics_are_apart().await);
+        findings.extend(self.budgets_are_kept().await);
         findings.sort_by(|a, b| (a.severity, &a.place).cmp(&(b.severity, &b.place)));
         Ok(findings)
     }

@@ -218,13 +218,13 @@ impl MessageHistory {
 }
 
 const TOO_LARGE: &str = "Its payload has more bytes than `limits.payload_bytes_max` of the policy \
-    allows, so that it was not kept. To run it, raise that limit and have it delivered again, under \
-    the same id and with the same payload; then redrive it. Or have the producer send less, under \
-    another id, and discard this row.";
-const WITHOUT_RECORD: &str = "The policy did not keep its record (`payload = \"none\"`, or a payload \
-    above `limits.payload_bytes_max`), so that it cannot be run again yet. Have it delivered again, \
-    under the same id and with the same payload: produced again, or read again by `oncebox consumer \
-    seek`. That brings the record back to this row; then redrive it.";
+    allows, so that it was not kept. To run it, raise that limit and have it delivered again, \
+    under the same id and with the same payload; then redrive it. Or have the producer send less, \
+    under another id, and discard this row.";
+const WITHOUT_RECORD: &str = "The policy did not keep its record (`payload = \"none\"`, or a \
+    payload above `limits.payload_bytes_max`), so that it cannot be run again yet. Have it \
+    delivered again, under the same id and with the same payload: produced again, or read again \
+    by `oncebox consumer seek`. That brings the record back to this row; then redrive it.";
 const WITHOUT_IDENTITY: &str = "It was never understood, and has no identity to run under. Mend the \
     producer, or `identity` in the policy, have it produced again, and discard this row.";
 const COLLISION_IN_ORDER: &str = "Its id had come with another payload before, so that it has no \

@@ -6,7 +6,7 @@
 //! database, under a lock that ends with its connection.
 
 // The time partitions, and when each is due.
-mod partitions;
+pub(crate) mod partitions;
 // The removal of one, step by step.
 mod removal;
 // One run over every database.
@@ -38,7 +38,7 @@ const SHOWN: i64 = 50;
 pub struct InboxDatabase {
     /// Tenant that named the database; none for the host's.
     pub tenant: Option<String>,
-    database: TenantDatabase,
+    pub(crate) database: TenantDatabase,
 }
 
 /// The time partitions of one database, and the removals.

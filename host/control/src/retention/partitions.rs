@@ -34,18 +34,20 @@ pub struct TimePartition {
     pub bytes: i64,
     /// Whether Oncebox made the partition, by its name and bounds. Retention leaves others alone.
     pub is_ours: bool,
+    /// Whether the inbox has it. False once a removal has detached it: its messages are forgotten.
+    pub(crate) is_attached: bool,
     /// Whether its detach has begun and not ended. Then the end may hold the table locked, so that
     /// neither its size nor its messages are looked at.
-    pub(super) is_pending: bool,
+    pub(crate) is_pending: bool,
     /// Number of its retention class.
-    pub(super) retention_class: i16,
+    pub(crate) retention_class: i16,
 }
 
 /// Finds the partitions: those of the catalog, and those that a removal has detached already. $1 is
 /// the time by which a partition is due.
 const PARTITIONS: &str = "WITH leaf AS ( \
-        SELECT c.oid, i.inhdetachpending AS is_pending, c.relname::text AS name, c.reltuples, \
-            r.retention_class, r.name AS class, \
+        SELECT c.oid, true AS is_attached, i.inhdetachpending AS is_pending, \
+            c.relname::text AS name, c.reltuples, r.retention_class, r.name AS class, \
             r.bucket, r.retention, b.bound[1]::timestamptz AS from_at, \
             b.bound[2]::timestamptz AS to_at \
         FROM oncebox.retention_class r \
@@ -56,8 +58,8 @@ const PARTITIONS: &str = "WITH leaf AS ( \
             $re$FROM \\('([^']+)'\\) TO \\('([^']+)'\\)$re$) AS bound) b \
         WHERE b.bound IS NOT NULL \
         UNION \
-        SELECT c.oid, false, c.relname, c.reltuples, r.retention_class, r.name, r.bucket, r.retention, \
-            m.from_at, m.to_at \
+        SELECT c.oid, false, false, c.relname, c.reltuples, r.retention_class, r.name, r.bucket, \
+            r.retention, m.from_at, m.to_at \
         FROM oncebox.removal m JOIN oncebox.retention_class r USING (retention_class) \
         JOIN pg_class c ON c.relnamespace = 'oncebox'::regnamespace AND c.relname = m.partition_name \
         WHERE m.state = 'counted' AND NOT c.relispartition) \
@@ -65,7 +67,7 @@ const PARTITIONS: &str = "WITH leaf AS ( \
         coalesce(l.to_at + l.retention <= $1, false) AS is_due, \
         CASE WHEN l.reltuples >= 0 THEN l.reltuples::bigint END AS messages, \
         NULL::bigint AS staying, CASE WHEN NOT l.is_pending THEN coalesce(pg_total_relation_size(l.oid), 0) ELSE 0 END \
-            AS bytes, l.is_pending, \
+            AS bytes, l.is_attached, l.is_pending, \
         l.name = 'inbox_' || l.class || to_char(l.from_at AT TIME ZONE 'UTC', '_YYYYMMDDHH24MISS') \
             AS is_ours \
     FROM leaf l ORDER BY due_at NULLS LAST, l.from_at, l.name";
@@ -94,12 +96,13 @@ pub(super) async fn due(connection: &mut PgConnection) -> Result<Vec<TimePartiti
 }
 
 /// Returns whether the table is not there any more.
-fn is_gone(error: &InboxError) -> bool {
+pub(crate) fn is_gone(error: &InboxError) -> bool {
     let InboxError::Refused(error) = error else { return false };
     answered(error).is_some_and(|answer| answer.sqlstate == sqlstate::UNDEFINED_TABLE)
 }
 
-async fn find(connection: &mut PgConnection) -> Result<Vec<TimePartition>, InboxError> {
+/// Returns the partitions by the time at which they are due. Looks at no message.
+pub(crate) async fn find(connection: &mut PgConnection) -> Result<Vec<TimePartition>, InboxError> {
     let now = if hooks::sabotage(Defect::RetentionByHostClock) {
         hooks::host_clock() + chrono::TimeDelta::days(6) // a host's clock may be anything
     } else {

@@ -51,6 +51,7 @@ pub(super) const OVERRIDES: &[(&str, &str, &str)] = &[
     ("retention", "enabled", "ONCEBOX_RETENTION_ENABLED"),
     ("retention", "interval_ms", "ONCEBOX_RETENTION_INTERVAL_MS"),
     ("retention", "window", "ONCEBOX_RETENTION_WINDOW"),
+    ("storage", "measure_ms", "ONCEBOX_STORAGE_MEASURE_MS"),
     ("shutdown", "drain_ms", "ONCEBOX_SHUTDOWN_DRAIN_MS"),
 ];
 

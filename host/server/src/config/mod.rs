@@ -9,6 +9,7 @@ mod log;
 mod retention;
 mod runtime;
 mod schema_registry;
+mod storage;
 
 pub use database::DatabaseSettings;
 pub use http::{ApiSettings, HttpSettings};
@@ -18,6 +19,7 @@ pub use log::{LogFormat, LogSettings, ShutdownSettings};
 pub use retention::{DailyWindow, RetentionSettings};
 pub use runtime::RuntimeSettings;
 pub use schema_registry::SchemaRegistrySettings;
+pub use storage::StorageSettings;
 
 use std::{path::Path, time::Duration};
 
@@ -55,6 +57,8 @@ pub struct Config {
     pub log: LogSettings,
     /// The removal of what is past its retention.
     pub retention: RetentionSettings,
+    /// The measurement of the size of inboxes.
+    pub storage: StorageSettings,
     /// The drain at the end of the process.
     pub shutdown: ShutdownSettings,
 }

@@ -167,8 +167,8 @@ async fn a_record_comes_back_with_the_commit_or_not_at_all() {
 }
 
 /// What could go wrong: a payload that nobody expects fills the database, by one of the ways in
-/// which a message is stored; the message is lost, or holds up the others; or it cannot run once the
-/// limit is raised.
+/// which a message is stored; the message is lost, or holds up the others; or it cannot run once
+/// the limit is raised.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_payload_that_is_too_large_is_parked_without_it() {
     let fixture = InboxFixture::new().await;

@@ -212,6 +212,8 @@ pub fn steps(fixture: &ApiFixture) -> Vec<Step> {
         get("/v1/doctor"),
         get("/v1/retention"),
         post("/v1/retention/run", json!({})),
+        get("/v1/storage"),
+        get("/v1/tenants/{tenant}/storage"),
         // Last: nothing of the tenant is left for others.
         Step { method: "DELETE", ..post(TENANT, json!({ "confirm": "acme" })) },
     ]

@@ -1,0 +1,140 @@
+//! The size of inboxes, as this host measures and shows it. Every host does so: each reads the same
+//! sample, and none depends on another.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use oncebox_control::{ConsumerStorage, Control, InboxDatabase, StorageReport};
+use tokio::{sync::Semaphore, task::JoinSet, time::sleep};
+
+use crate::{config::StorageSettings, context::answered};
+
+/// Pause before the first measurement, so that a start is not slowed.
+const FIRST: Duration = Duration::from_secs(10);
+/// Databases that are measured at a time.
+const AT_ONCE: usize = 4;
+
+/// Measures until aborted.
+pub(crate) async fn keep(admin: Control, settings: StorageSettings) {
+    let pause = Duration::from_millis(settings.measure_ms);
+    let mut shown = ShownStorage::default();
+    sleep(FIRST.min(pause)).await;
+    loop {
+        match answered(admin.retention().databases()).await {
+            Ok(databases) => {
+                shown.show(reports(&admin, databases).await);
+                shown.show_budgets(&admin).await;
+            }
+            Err(error) => tracing::debug!(%error, "the databases with an inbox are not known"),
+        }
+        sleep(pause).await;
+    }
+}
+
+/// Measures each database. Returns the tenant that named it, and the report; none where it failed.
+async fn reports(
+    admin: &Control,
+    databases: Vec<InboxDatabase>,
+) -> BTreeMap<Option<String>, Option<StorageReport>> {
+    let (at_once, mut reads) = (Arc::new(Semaphore::new(AT_ONCE)), JoinSet::new());
+    let mut reports: BTreeMap<_, _> =
+        databases.iter().map(|database| (database.tenant.clone(), None)).collect();
+    for database in databases {
+        let (admin, at_once) = (admin.clone(), at_once.clone());
+        reads.spawn(async move {
+            let _permit = at_once.acquire_owned().await;
+            (database.tenant.clone(), admin.storage().report(&database).await)
+        });
+    }
+    while let Some(read) = reads.join_next().await {
+        match read {
+            Ok((tenant, Ok(report))) => {
+                reports.insert(tenant, Some(report));
+            }
+            Ok((tenant, Err(error))) => tracing::debug!(tenant, %error, "storage not measured"),
+            Err(error) => tracing::error!(%error, "storage not measured"),
+        }
+    }
+    reports
+}
+
+/// The series that this host shows. Those of consumers and budgets that are no more end.
+#[derive(Default)]
+struct ShownStorage {
+    /// Tenants and consumers, by the tenant that named their database.
+    consumers: BTreeMap<Option<String>, BTreeSet<(String, String)>>,
+    /// Tenants with a budget.
+    budgets: BTreeSet<String>,
+}
+
+impl ShownStorage {
+    /// Shows what was measured. What a database that failed had shown stays.
+    fn show(&mut self, reports: BTreeMap<Option<String>, Option<StorageReport>>) {
+        self.consumers.retain(|database, consumers| {
+            let is_known = reports.contains_key(database);
+            if !is_known {
+                consumers.iter().for_each(end);
+            }
+            is_known
+        });
+        for (database, report) in reports {
+            let Some(report) = report else { continue };
+            let mut present = BTreeSet::new();
+            for tenant in &report.tenants {
+                for storage in &tenant.consumers {
+                    show(&tenant.tenant, storage);
+                    present.insert((tenant.tenant.clone(), storage.consumer.clone()));
+                }
+            }
+            let before = self.consumers.insert(database, present.clone()).unwrap_or_default();
+            before.difference(&present).for_each(end);
+        }
+    }
+
+    /// Shows the budgets of tenants.
+    async fn show_budgets(&mut self, admin: &Control) {
+        let tenants = match answered(admin.tenants().list()).await {
+            Ok(tenants) => tenants,
+            Err(error) => return tracing::debug!(%error, "storage budgets not known"),
+        };
+        let mut present = BTreeSet::new();
+        for tenant in tenants {
+            if let Some(budget_bytes) = tenant.limits.storage_budget_bytes {
+                show_budget(&tenant.name, budget_bytes as f64);
+                present.insert(tenant.name);
+            }
+        }
+        self.budgets.difference(&present).for_each(|tenant| show_budget(tenant, f64::NAN));
+        self.budgets = present;
+    }
+}
+
+/// Shows the storage of a consumer.
+fn show(tenant: &str, storage: &ConsumerStorage) {
+    let ConsumerStorage { consumer, messages, bytes, bytes_per_day, bytes_in_30_days, .. } =
+        storage;
+    let figures = [*bytes, *messages, *bytes_per_day, *bytes_in_30_days];
+    set_gauges(tenant, consumer, figures.map(|figure| figure as f64));
+}
+
+/// Ends the series of a consumer. Gauges that are not a number are not shown.
+fn end((tenant, consumer): &(String, String)) {
+    set_gauges(tenant, consumer, [f64::NAN; 4]);
+}
+
+fn set_gauges(tenant: &str, consumer: &str, figures: [f64; 4]) {
+    let [bytes, messages, bytes_per_day, bytes_in_30_days] = figures;
+    let labels = [("tenant", tenant.to_owned()), ("consumer", consumer.to_owned())];
+    metrics::gauge!("oncebox_storage_bytes", &labels).set(bytes);
+    metrics::gauge!("oncebox_storage_messages", &labels).set(messages);
+    metrics::gauge!("oncebox_storage_growth_bytes_per_day", &labels).set(bytes_per_day);
+    metrics::gauge!("oncebox_storage_forecast_bytes", &labels).set(bytes_in_30_days);
+}
+
+fn show_budget(tenant: &str, budget_bytes: f64) {
+    metrics::gauge!("oncebox_storage_budget_bytes", "tenant" => tenant.to_owned())
+        .set(budget_bytes);
+}
