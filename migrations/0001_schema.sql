@@ -410,8 +410,8 @@ CREATE TABLE oncebox.inbox (
     -- none. A redelivery of a dead letter restores them, and an edit replaces the payload.
     payload               bytea,
     headers               bytea,
-    -- SHA-256 of the payload of the first delivery. Never changes, so that a redelivery is compared
-    -- with what came.
+    -- HMAC-SHA-256 of the payload of the first delivery, under a key of the tenant, which no
+    -- rotation changes. Never changes, so that a redelivery is compared with what came.
     payload_hash          bytea,
     -- Begin of the transaction that inserted the row.
     received_at           timestamptz NOT NULL DEFAULT now(),

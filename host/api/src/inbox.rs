@@ -55,7 +55,7 @@ pub struct InboxRowBody {
     pub version: Option<String>,
     /// Value that the handler returned.
     pub result: Option<Value>,
-    /// SHA-256 of the payload.
+    /// HMAC-SHA-256 of the payload that came, under a key of the tenant.
     pub payload_hash: Option<String>,
     /// Bytes of payload kept.
     pub payload_bytes: Option<i32>,

@@ -35,7 +35,8 @@
 --   p_event_version  version of the event's schema; null: the record names none
 --   p_content_type   media type of the payload; null: the record names none
 --   p_trace_parent   W3C trace context; null: the record has none
---   p_hash           SHA-256 of the payload; null: the record has no payload
+--   p_hash           HMAC-SHA-256 of the payload under the tenant's key; null: the record has no
+--                    payload
 --   p_version        version of the handler that is to run the message; null: none is
 --   p_reason         why the row is `parked`, or why it is `received` instead of run; null: there
 --                    is no reason to keep

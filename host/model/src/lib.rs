@@ -7,6 +7,8 @@
 pub mod record;
 // A decoded record.
 pub mod message;
+// The key under which a tenant's payloads are hashed.
+pub mod payload_key;
 // Headers as bytes of a row.
 pub mod headers;
 // From a record to a message.
@@ -50,6 +52,7 @@ pub use handler::{SHADOW_DURATION_DEFAULT, Shadow};
 pub use identity::collapses;
 pub use meter::{Meter, Usage};
 pub use outcome::Disposition;
+pub use payload_key::PayloadKey;
 pub use problem::Problem;
 pub use session_target::SessionTarget;
 pub use status::{BreakerState, MessageStatus, Reason};

@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use sha2::{Digest, Sha256};
-
-use crate::record::Record;
+use crate::{payload_key::PayloadKey, record::Record};
 
 /// A decoded message: a record whose identity and event type are known.
 #[derive(Debug, Clone)]
@@ -28,7 +26,7 @@ pub struct Message {
     pub content_type: Option<String>,
     /// W3C `traceparent` of the record.
     pub trace_parent: Option<String>,
-    /// SHA-256 of the payload; none for a tombstone.
+    /// Hash of the payload under the tenant's key; none for a tombstone.
     pub payload_hash: Option<[u8; 32]>,
     /// The record of the message. In structured mode of CloudEvents its payload is the event's
     /// `data`, and the attributes stand among the headers, as in binary mode.
@@ -38,7 +36,7 @@ pub struct Message {
 impl Message {
     /// Creates a message from a record that could not be decoded: its position is the id, its topic
     /// the source.
-    pub fn undecodable(record: &Record) -> Self {
+    pub fn undecodable(record: &Record, key: &PayloadKey) -> Self {
         Self {
             id: format!("undecodable:{}", record.position()),
             source: record.topic.to_string(),
@@ -49,7 +47,7 @@ impl Message {
             content_type: None,
             trace_parent: None,
             decoded: None,
-            payload_hash: record.payload.as_deref().map(hash_payload),
+            payload_hash: record.payload.as_deref().map(|payload| key.hash(payload)),
             record: record.clone(),
         }
     }
@@ -66,9 +64,4 @@ impl Message {
     pub fn trace_id(&self) -> Option<&str> {
         self.trace_parent.as_deref()?.split('-').nth(1)
     }
-}
-
-/// Computes the SHA-256 of a payload, as the inbox row keeps it.
-pub fn hash_payload(payload: &[u8]) -> [u8; 32] {
-    Sha256::digest(payload).into()
 }

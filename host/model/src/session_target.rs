@@ -2,10 +2,10 @@
 
 use sqlx::{PgPool, postgres::PgConnectOptions};
 
-use crate::tenant_limits::TenantLimits;
+use crate::{payload_key::PayloadKey, tenant_limits::TenantLimits};
 
 /// The data that a host needs to open sessions of a tenant, as the tenant's row had it. Never shown
-/// and never logged: it holds the password.
+/// and never logged: it holds the password and the keys.
 pub struct SessionTarget {
     /// Key of the tenant.
     pub tenant_id: i32,
@@ -20,6 +20,8 @@ pub struct SessionTarget {
     pub options: PgConnectOptions,
     /// Secret that is bound to every host function called in the tenant's sessions.
     pub secret: [u8; 32],
+    /// Key of the hashes of the tenant's payloads. No rotation changes it.
+    pub payload_key: PayloadKey,
     /// Schema of the tenant's tables.
     pub schema: String,
     /// Connections of the host's own login in that database.

@@ -11,6 +11,7 @@ use oncebox_tests::inbox::{
     open, record, records, step, take,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
+use sha2::Digest;
 use sqlx::{AssertSqlSafe, Connection, Executor};
 use tokio::time::{Duration, Instant, sleep};
 
@@ -690,6 +691,38 @@ async fn another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore_
             kept
         );
     }
+    fixture.finish().await;
+}
+
+/// What could go wrong: the hash of a guessable payload tells what it was, or that two tenants got
+/// the same one; or a rotation changes the key, and then a known payload passes for another, or
+/// another for the known one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_hash_is_keyed_by_the_tenant_and_outlasts_its_credentials() {
+    let fixture = InboxFixture::new().await;
+    const YES: &str = "# yes";
+    let mut hashes = vec![sha2::Sha256::digest(YES).to_vec()];
+    for name in ["acme", "globex"] {
+        let tenant = fixture.tenant(name, "").await;
+        let consumer = fixture.consumer(&tenant, "orders", "").await;
+        deliver(&fixture.host(&consumer), &[record(0, "a", YES)]).await;
+        hashes.extend(fixture.row(&consumer, "a").await.payload_hash);
+
+        fixture.admin.tenants().rotate_credentials(name).await.unwrap();
+        let tenant = fixture.admin.tenants().get(name).await.unwrap();
+        let renewed = TestConsumer { tenant, ..consumer };
+        let again = [record(1, "a", YES), record(2, "a", "# no"), record(3, "b", YES)];
+        deliver(&fixture.host(&renewed), &again).await;
+        let collisions = format!(
+            "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {} AND message_id LIKE 'a#%'",
+            renewed.row.consumer_id
+        );
+        assert_eq!(fixture.number(collisions).await, 1, "the other payload, and it alone");
+        let hash = fixture.row(&renewed, "b").await.payload_hash;
+        assert_eq!(hash.as_ref(), hashes.last(), "the key is another one after a rotation");
+    }
+    let distinct: std::collections::HashSet<_> = hashes.iter().collect();
+    assert_eq!((hashes.len(), distinct.len()), (3, 3), "{hashes:02x?}");
     fixture.finish().await;
 }
 

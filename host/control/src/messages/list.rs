@@ -50,7 +50,7 @@ pub struct InboxRow {
     version_id: Option<i32>,
     /// Result that the handler returned.
     pub result: Option<serde_json::Value>,
-    /// SHA-256 of the payload.
+    /// HMAC-SHA-256 of the payload that came, under a key of the tenant.
     pub payload_hash: Option<String>,
     /// Size of the stored payload, bytes.
     pub payload_bytes: Option<i32>,

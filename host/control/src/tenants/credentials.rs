@@ -2,8 +2,10 @@
 //! random, and stored sealed under the master key. An older tenant has credentials derived from the
 //! master key, until its first rotation.
 
-use oncebox_model::error::InboxError;
+use hmac::{Hmac, KeyInit, Mac};
+use oncebox_model::{error::InboxError, payload_key::PayloadKey};
 use serde::{Deserialize, Serialize};
+use sha2::Sha256;
 
 use crate::tenants::{
     Tenant,
@@ -23,8 +25,9 @@ pub struct Credentials {
     /// Secret that the host binds to every host function it calls in a tenant's session.
     #[serde(with = "hex::serde")]
     pub secret: [u8; 32],
-    /// Key of the random streams that the tenant's guests get. It is not rotated: a message that
-    /// runs again gets an equal stream.
+    /// Key of the random streams that the tenant's guests get, and of values derived from it. It is
+    /// not rotated: a message that runs again gets an equal stream, and a payload that comes again
+    /// an equal hash.
     #[serde(with = "hex::serde")]
     pub random_key: [u8; 32],
 }
@@ -50,6 +53,18 @@ impl Credentials {
     /// Returns new passwords and a new secret, with the random key unchanged.
     pub(crate) fn rotated(&self) -> Self {
         Self { random_key: self.random_key, ..Self::generate() }
+    }
+
+    /// Returns the key of the hashes of the tenant's payloads. A rotation keeps it.
+    pub fn payload_key(&self) -> PayloadKey {
+        PayloadKey::new(&self.derive(b"payload hash"))
+    }
+
+    /// Derives 32 bytes for a purpose from what no rotation changes.
+    fn derive(&self, purpose: &[u8]) -> [u8; 32] {
+        let mac = Hmac::<Sha256>::new_from_slice(&self.random_key);
+        let mac = mac.expect("HMAC takes a key of any length");
+        mac.chain_update(purpose).finalize().into_bytes().into()
     }
 
     /// Seals the credentials under a master key, for the database.
@@ -101,6 +116,8 @@ impl MasterKey {
 
 #[cfg(test)]
 mod tests {
+    use sha2::Digest;
+
     use super::*;
 
     #[test]
@@ -118,5 +135,20 @@ mod tests {
                 && rotated.owner_password != rotated.guest_password
         );
         assert_eq!(format!("{made:?}"), "Credentials(…)");
+    }
+
+    // D18. What could go wrong: the hash of a guessable payload tells what it was, two tenants'
+    // hashes tell that they got the same payload, or a redelivery after a rotation passes for
+    // another payload.
+    #[test]
+    fn the_payload_key_is_the_tenants_own_and_outlasts_a_rotation() {
+        let (made, others) = (Credentials::generate(), Credentials::generate());
+        let hash = |credentials: &Credentials| credentials.payload_key().hash(b"yes");
+        assert_ne!(hash(&made), hash(&others));
+        assert_eq!(hash(&made), hash(&made.rotated()));
+        assert_ne!(hash(&made).to_vec(), Sha256::digest(b"yes").to_vec());
+        let under_other_keys =
+            [made.random_key, made.secret].map(|key| PayloadKey::new(&key).hash(b"yes"));
+        assert!(!under_other_keys.contains(&hash(&made)), "a key of another purpose");
     }
 }

@@ -97,6 +97,7 @@ impl<'a> Rehearsal<'a> {
             &self.consumer.policy.identity,
             self.consumer.policy.sequence.as_ref(),
             None,
+            self.consumer.sessions.payload_key(),
         ) {
             Ok(message) => message,
             Err((_, why)) => {

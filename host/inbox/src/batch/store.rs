@@ -22,7 +22,7 @@ impl ConsumerInbox {
         message: &Message,
         failure: &Failure,
     ) -> Result<ClaimOutcome, InboxError> {
-        let parked = parking::unclaimable(message, failure);
+        let parked = parking::unclaimable(message, self.sessions.payload_key(), failure);
         let claims = self
             .store_together(
                 admission,

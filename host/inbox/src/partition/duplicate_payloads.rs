@@ -70,7 +70,7 @@ impl DuplicatePayloads {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oncebox_model::{message::hash_payload, record::Record};
+    use oncebox_model::{payload_key::PayloadKey, record::Record};
 
     /// Returns a delivery of this payload under this id.
     fn delivery(id: &str, payload: &str) -> Message {
@@ -95,7 +95,7 @@ mod tests {
             content_type: None,
             trace_parent: None,
             decoded: None,
-            payload_hash: Some(hash_payload(&payload)),
+            payload_hash: Some(PayloadKey::new(&[1; 32]).hash(&payload)),
             record,
         }
     }

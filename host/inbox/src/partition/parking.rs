@@ -10,6 +10,7 @@ use oncebox_model::{
     identity::Undecodable,
     message::Message,
     outcome::{Disposition, Failure},
+    payload_key::PayloadKey,
     record::Record,
 };
 
@@ -24,9 +25,9 @@ use crate::{
 };
 
 /// Returns the row of a record without a usable id or event type, with its raw bytes.
-pub fn undecodable(record: &Record, undecodable: &Undecodable) -> ClaimRequest {
+pub fn undecodable(record: &Record, key: &PayloadKey, undecodable: &Undecodable) -> ClaimRequest {
     ClaimRequest {
-        message: Message::undecodable(record),
+        message: Message::undecodable(record, key),
         version: None,
         reason: Some(format!("{}: {undecodable}", Reason::Undecodable)),
         ordering: None,
@@ -158,9 +159,9 @@ pub fn collision(message: &Message) -> ClaimRequest {
 }
 
 /// Returns the row of a message whose own row PostgreSQL refuses, under its position in Kafka.
-pub fn unclaimable(message: &Message, failure: &Failure) -> ClaimRequest {
+pub fn unclaimable(message: &Message, key: &PayloadKey, failure: &Failure) -> ClaimRequest {
     ClaimRequest {
-        message: Message::undecodable(&message.record),
+        message: Message::undecodable(&message.record, key),
         version: None,
         reason: Some(format!("{}: {}", Reason::Unclaimable, failure.kind.reason())),
         ordering: None,

@@ -46,9 +46,11 @@ impl PartitionInbox {
             }
             let Policy { identity, sequence, .. } = &self.consumer.policy;
             let decoder = self.consumer.decoder.get();
-            routes.push(match identity::decode(record, identity, sequence.as_ref(), decoder) {
+            let key = self.consumer.sessions.payload_key();
+            let decoded = identity::decode(record, identity, sequence.as_ref(), decoder, key);
+            routes.push(match decoded {
                 Err((_, Undecodable::BadPayload(fault))) if fault.is_not_prepared() => break,
-                Err((record, why)) => Route::Park(parking::undecodable(&record, &why)),
+                Err((record, why)) => Route::Park(parking::undecodable(&record, key, &why)),
                 Ok(message) => {
                     decoded_bytes += message.decoded.as_ref().map_or(0, |json| json.len());
                     self.route_message(handlers, message, horizon_ms)

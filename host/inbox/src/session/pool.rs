@@ -10,6 +10,7 @@ use oncebox_model::{
     connect::{self, CONNECT_TIMEOUT, NOTICE_SILENCE},
     error::InboxError,
     hooks::{self, Defect},
+    payload_key::PayloadKey,
     session_target::SessionTarget,
     sqlstate,
     tx::{Silence, bounded},
@@ -61,6 +62,8 @@ pub struct Sessions {
     pub(super) asked: tokio::sync::Mutex<Option<(Instant, Option<Duration>)>>,
     /// Time since when the database leaves a question unanswered; none while no question is open.
     pub(super) silence: Arc<Silence>,
+    /// Key of the hashes of the tenant's payloads.
+    payload_key: PayloadKey,
 }
 
 /// Login options of connections, and the secret of calls of host functions. A connection keeps
@@ -104,8 +107,17 @@ pub(super) const OTHERS_NOTICE: Duration = Duration::from_millis(100);
 impl Sessions {
     /// Makes the sessions of a tenant's guest role, under the host's budget.
     pub fn of(target: SessionTarget, settings: &SessionSettings, budget: Arc<Budget>) -> Arc<Self> {
-        let SessionTarget { tenant_id, tenant, revision, limits, options, secret, schema, pool } =
-            target;
+        let SessionTarget {
+            tenant_id,
+            tenant,
+            revision,
+            limits,
+            options,
+            secret,
+            payload_key,
+            schema,
+            pool,
+        } = target;
         budget.scheduler().set_limits(tenant_id, revision, &tenant, &limits);
         // A guest's texts and notices are its own; the host's log carries none of them.
         let options = options.disable_statement_logging().statement_cache_capacity(200).options([
@@ -123,7 +135,7 @@ impl Sessions {
             .options(NOTICE_SILENCE)
             .answer_timeout(connect::answer_max(settings.statement_timeout_ms));
         let access = Arc::new(watch::Sender::new(Arc::new(Access { options, secret })));
-        Self::with(tenant_id, access, None, pool, budget)
+        Self::with(tenant_id, access, None, pool, payload_key, budget)
     }
 
     fn with(
@@ -131,6 +143,7 @@ impl Sessions {
         access: Arc<watch::Sender<Arc<Access>>>,
         giving_way: Option<Duration>,
         admin: PgPool,
+        payload_key: PayloadKey,
         budget: Arc<Budget>,
     ) -> Arc<Self> {
         let away = ConnectBackoff::new(access.borrow().options.get_username());
@@ -144,6 +157,7 @@ impl Sessions {
             away,
             asked: tokio::sync::Mutex::default(),
             silence: Arc::default(),
+            payload_key,
         });
         sessions
             .budget
@@ -161,6 +175,7 @@ impl Sessions {
             self.access.clone(),
             Some(lock_timeout),
             self.admin.clone(),
+            self.payload_key.clone(),
             self.budget.clone(),
         )
     }
@@ -194,6 +209,11 @@ impl Sessions {
     /// hold.
     pub(crate) fn is_short(&self) -> bool {
         self.budget.is_short() || self.scheduler().is_crowded(self.tenant_id)
+    }
+
+    /// Returns the key of the hashes of the tenant's payloads. A renewal does not change it.
+    pub(crate) fn payload_key(&self) -> &PayloadKey {
+        &self.payload_key
     }
 
     /// Returns the host's own connections.

@@ -9,7 +9,8 @@ use serde_json::Value;
 
 use self::cloudevents::CloudEvent;
 use crate::{
-    message::{Message, hash_payload},
+    message::Message,
+    payload_key::PayloadKey,
     policy::{IdSource, IdentityPolicy, KeySource, Sequence, TypeSource, VersionSource},
     record::Record,
 };
@@ -53,7 +54,7 @@ pub(crate) const JSON: &str = "application/json";
 const ID_BYTES_MAX: usize = 512;
 
 /// Decodes a record by its consumer's policy, with a decoder where payloads come in the wire format
-/// of a schema registry.
+/// of a schema registry. Hashes the payload under the tenant's key.
 ///
 /// # Errors
 ///
@@ -67,6 +68,7 @@ pub fn decode(
     policy: &IdentityPolicy,
     sequence: Option<&Sequence>,
     decoder: Option<&Decoder>,
+    key: &PayloadKey,
 ) -> Result<Message, (Record, Undecodable)> {
     let event = match cloudevents::read(&record) {
         Ok(event) => event,
@@ -102,7 +104,8 @@ pub fn decode(
                 payload_hash: None,
                 record: event.unfold(record),
             };
-            message.payload_hash = message.record.payload.as_deref().map(hash_payload);
+            let payload = message.record.payload.as_deref();
+            message.payload_hash = payload.map(|payload| key.hash(payload));
             Ok(message)
         }
     }
@@ -258,6 +261,10 @@ mod tests {
         }
     }
 
+    fn key() -> PayloadKey {
+        PayloadKey::new(&[1; 32])
+    }
+
     fn check(
         headers: &[(&str, &str)],
         payload: &str,
@@ -265,7 +272,7 @@ mod tests {
         expected: Result<(&str, &str), Undecodable>,
     ) {
         let policy: IdentityPolicy = toml::from_str(policy).expect("a policy of the test");
-        let decoded = decode(record(headers, payload), &policy, None, None);
+        let decoded = decode(record(headers, payload), &policy, None, None, &key());
         let decoded = decoded
             .as_ref()
             .map(|m| (m.id.as_str(), m.event_type.as_str()))
@@ -305,8 +312,8 @@ mod tests {
         // S1-051.
         check(headers, event, "", Ok(("/s 1", "t")));
         check(headers, "{", "", Err(Undecodable::BadEvent("it is not JSON".into())));
-        let message = decode(record(headers, event), &IdentityPolicy::default(), None, None)
-            .expect("decodes");
+        let policy = IdentityPolicy::default();
+        let message = decode(record(headers, event), &policy, None, None, &key()).expect("decodes");
         assert_eq!(message.record.payload.as_deref(), Some(br#"{"a":1}"#.as_slice()));
         assert_eq!(message.record.header("ce_type"), Some(b"t".as_slice()));
     }
@@ -352,7 +359,7 @@ mod tests {
         let version = |headers: &[(&str, &str)], payload, source| {
             let sequence =
                 toml::from_str(&format!("version = {source}")).expect("a sequence of the test");
-            decode(record(headers, payload), &by_position, Some(&sequence), None)
+            decode(record(headers, payload), &by_position, Some(&sequence), None, &key())
                 .map(|m| m.sequence)
                 .map_err(|(_, why)| why)
         };
@@ -374,7 +381,9 @@ mod tests {
         let sequence =
             toml::from_str("version = { header = 'v' }").expect("a sequence of the test");
         assert_eq!(
-            decode(keyless, &by_position, Some(&sequence), None).map_err(|(_, why)| why).err(),
+            decode(keyless, &by_position, Some(&sequence), None, &key())
+                .map_err(|(_, why)| why)
+                .err(),
             Some(Undecodable::NoKey)
         );
     }

@@ -443,7 +443,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::record::Record;
+    use crate::{payload_key::PayloadKey, record::Record};
 
     fn fault(schemas: Value, event_type: &str, payload: Option<&str>) -> Option<String> {
         let schemas: BTreeMap<String, PayloadSchema> =
@@ -458,7 +458,7 @@ mod tests {
             headers: Vec::new(),
             payload: payload.map(|payload| payload.as_bytes().to_vec()),
         };
-        let mut message = Message::undecodable(&record);
+        let mut message = Message::undecodable(&record, &PayloadKey::new(&[1; 32]));
         message.event_type = event_type.to_owned();
         Schemas::new(&schemas).fault(&message)
     }

@@ -84,6 +84,7 @@ impl TenantDatabases<'_> {
             limits: tenant.limits.clone(),
             options: database.options.username(&tenant.login).password(&credentials.guest_password),
             secret: credentials.secret,
+            payload_key: credentials.payload_key(),
             schema: tenant.schema_name.clone(),
             pool: database.pool,
         })
