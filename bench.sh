@@ -2,9 +2,10 @@
 # Measures the host against the same effect written by hand, on a real Kafka and a real PostgreSQL that
 # it starts itself. docs/benchmark.md says what is measured and how.
 #
-#   ./bench.sh                     everything
+#   ./bench.sh                     everything but what lasts
 #   ./bench.sh --quick             one short round, without plots
 #   ./bench.sh --variants b,c,d    some of a, b, b1, c, c1, d, e, f, g:<language>
+#   ./bench.sh --parts history,removal,soak   what lasts: hours, and tens of gigabytes of disk
 #   ./bench.sh --json file         everything that was measured, as data
 #   ./bench.sh --release           programs built with the release profile
 #   ./bench.sh --help              the rest

@@ -17,6 +17,13 @@ use crate::{
 
 const TRANSACTIONS: usize = 5_000;
 const BATCH: usize = 64;
+/// Transactions of the host's claim in a database with a history, for new messages and for known
+/// ones each. They leave few messages beside the history.
+const BESIDE_HISTORY: usize = 400;
+/// Ids of the messages of transaction `:i`, the `g`th of each: in the order of the claims, or as
+/// UUIDs, which are anywhere in an index.
+const NUMBERED: &str = "'m-' || :i || '-' || g";
+const RANDOM: &str = "md5('claim ' || :i || ' ' || g)::uuid::text";
 
 /// Cost of one way to claim.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -33,6 +40,15 @@ pub struct ClaimCost {
     pub cpu_us: f64,
     /// Write-ahead log per message, bytes.
     pub wal_bytes: f64,
+}
+
+/// The host's claim on one database: CPU time of the database per message, microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct HostClaim {
+    /// Of messages that are new.
+    pub new_us: f64,
+    /// Of messages that are known.
+    pub known_us: f64,
 }
 
 /// A way to claim a message.
@@ -58,6 +74,21 @@ impl Way {
     }
 }
 
+/// The claims of a run of pgbench.
+#[derive(Clone, Copy)]
+struct Claims {
+    way: Way,
+    /// Messages in a transaction.
+    batch: usize,
+    /// Whether the messages are known already.
+    duplicates: bool,
+    transactions: usize,
+    /// Number before that of the first transaction.
+    after: usize,
+    /// Ids of the host's claims: `NUMBERED` or `RANDOM`.
+    ids: &'static str,
+}
+
 /// Measures every way, for new messages and for duplicates; the host's also in batches.
 pub async fn measure(bench: &mut Bench) -> Result<Vec<ClaimCost>> {
     let mut costs = Vec::new();
@@ -72,29 +103,41 @@ pub async fn measure(bench: &mut Bench) -> Result<Vec<ClaimCost>> {
         // The second run claims the messages of the first again.
         for duplicates in [false, true] {
             let what = || format!("the claim `{}`", way.title());
-            costs.push(
-                run(bench, &database, &url, way, batch, duplicates).await.with_context(what)?,
-            );
+            let transactions = if batch == 1 { TRANSACTIONS } else { TRANSACTIONS / 8 };
+            let claims = Claims { way, batch, duplicates, transactions, after: 0, ids: NUMBERED };
+            costs.push(run(bench, &database, &url, claims).await.with_context(what)?);
         }
         bench.servers.drop_database(database).await?;
     }
     Ok(costs)
 }
 
-async fn run(
-    bench: &Bench,
-    database: &Database,
-    url: &str,
-    way: Way,
-    batch: usize,
-    duplicates: bool,
-) -> Result<ClaimCost> {
-    let statements = statements(bench, way, batch, duplicates)?;
+/// Measures the host's claim, in batches and with random ids, on a database that holds its consumer
+/// and that no host works on. `round` counts the calls for this database.
+pub async fn beside_history(bench: &Bench, database: &Database, round: usize) -> Result<HostClaim> {
+    let url = login_url(bench, database).await?;
+    let new = Claims {
+        way: Way::Oncebox,
+        batch: BATCH,
+        duplicates: false,
+        transactions: BESIDE_HISTORY,
+        after: round * BESIDE_HISTORY,
+        ids: RANDOM,
+    };
+    let known = Claims { duplicates: true, ..new };
+    Ok(HostClaim {
+        new_us: run(bench, database, &url, new).await?.cpu_us,
+        known_us: run(bench, database, &url, known).await?.cpu_us,
+    })
+}
+
+async fn run(bench: &Bench, database: &Database, url: &str, claims: Claims) -> Result<ClaimCost> {
+    let Claims { way, batch, duplicates, transactions, after, .. } = claims;
+    let statements = statements(bench, claims)?;
     let round_trips =
         statements.lines().filter(|line| !line.starts_with('\\')).count() as f64 / batch as f64;
     let script = bench.logs.join("claim.sql");
     std::fs::write(&script, statements).context("failed to write a script")?;
-    let transactions = if batch == 1 { TRANSACTIONS } else { TRANSACTIONS / 8 };
     let mut command = Command::new(pgbench::program().context("there is no `pgbench`")?);
     command.args([
         "--no-vacuum",
@@ -102,7 +145,7 @@ async fn run(
         "--transactions",
         &transactions.to_string(),
         "--define",
-        "i=0",
+        &format!("i={after}"),
         "--file",
     ]);
     command.arg(script).arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -134,10 +177,14 @@ async fn run(
     })
 }
 
-/// Creates a consumer to claim for. Returns a URL of the tenant's own login, which the host uses
-/// too.
+/// Creates a consumer to claim for, and returns the URL of [`login_url`].
 async fn tenant_url(bench: &Bench, database: &Database) -> Result<String> {
     host::create_claimant(&bench.servers, database).await?;
+    login_url(bench, database).await
+}
+
+/// Returns a URL of the tenant's own login, which the host uses too.
+async fn login_url(bench: &Bench, database: &Database) -> Result<String> {
     let (_, rest) =
         database.url.split_once("://").context("a database URL starts with `postgres://`")?;
     let (_, server) = rest.split_once('@').context("a superuser's URL has a password")?;
@@ -154,14 +201,14 @@ async fn tenant_url(bench: &Bench, database: &Database) -> Result<String> {
 
 /// Returns the script of a transaction: one statement a line. Lines that begin with a backslash are
 /// for pgbench itself.
-fn statements(bench: &Bench, way: Way, batch: usize, duplicates: bool) -> Result<String> {
+fn statements(bench: &Bench, claims: Claims) -> Result<String> {
     let id = "'m-' || :i";
     let known = "SELECT done FROM processed WHERE message_id = 'm-' || :i FOR UPDATE;";
     let insert =
         format!("INSERT INTO processed (message_id) VALUES ({id}) ON CONFLICT DO NOTHING;");
     let done = format!("UPDATE processed SET done = true WHERE message_id = {id};");
-    let lines = match (way, duplicates) {
-        (Way::Oncebox, _) => return oncebox(bench, batch),
+    let lines = match (claims.way, claims.duplicates) {
+        (Way::Oncebox, _) => return oncebox(bench, claims.batch, claims.ids),
         (Way::OnConflict, false) => vec![insert, done],
         (Way::OnConflict, true) => vec![insert],
         (Way::ForUpdate, false) => vec![known.to_owned(), insert, done],
@@ -172,14 +219,13 @@ fn statements(bench: &Bench, way: Way, batch: usize, duplicates: bool) -> Result
 
 /// Returns a script that calls the host's functions as the host does. BEGIN travels alone here, and
 /// with RESET ALL in the host: one round trip in both.
-fn oncebox(bench: &Bench, batch: usize) -> Result<String> {
+fn oncebox(bench: &Bench, batch: usize, ids: &str) -> Result<String> {
     let secret: String =
         credentials(bench)?.secret.iter().map(|byte| format!("{byte:02x}")).collect();
     let nulls = |of: &str| format!("array_fill(NULL::{of}, ARRAY[{batch}])");
     let (texts, bytes) = (nulls("text"), nulls("bytea"));
     let numbers = format!("array_fill(0::bigint, ARRAY[{batch}])");
-    let ids =
-        format!("(SELECT array_agg('m-' || :i || '-' || g) FROM generate_series(1, {batch}) AS g)");
+    let ids = format!("(SELECT array_agg({ids}) FROM generate_series(1, {batch}) AS g)");
     let sources = format!("array_fill('orders'::text, ARRAY[{batch}])");
     let hashes = format!("array_fill(sha256('x'), ARRAY[{batch}])");
     let versions = format!("array_fill(1, ARRAY[{batch}])");

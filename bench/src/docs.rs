@@ -1,5 +1,8 @@
 //! The writer of the measured figures into the documentation: tables between markers, and plots.
 
+// The blocks of the parts that last.
+mod lasting;
+
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
@@ -17,8 +20,7 @@ const PAGE: &str = "docs/benchmark.md";
 /// Writes the tables and plots of a report into the page. Parts that the report lacks stay
 /// unchanged.
 pub fn write(root: &Path, report: &Report) -> Result<()> {
-    let path = root.join(PAGE);
-    let mut page = fs::read_to_string(&path).with_context(|| format!("failed to read `{PAGE}`"))?;
+    let mut page = page(root)?;
     let sections = [
         ("throughput", tables::ratios(report, RATE)),
         ("consumer-cpu", tables::ratios(report, CONSUMER)),
@@ -32,25 +34,47 @@ pub fn write(root: &Path, report: &Report) -> Result<()> {
         ("statements", tables::statements(report)),
         ("claims", tables::claims(report)),
     ];
-    for (name, table) in sections.iter().filter(|(_, table)| !table.is_empty()) {
-        page = replaced(&page, name, &table.markdown())?;
-    }
-    page = replaced(&page, "environment", &environment(report))?;
-    fs::write(&path, page).with_context(|| format!("failed to write `{PAGE}`"))?;
     let plots = [
         ("payload", &report.payloads, payload_plot(&report.payloads)),
         ("batch", &report.batches, batch_plot(&report.batches)),
     ];
+    let has_plots = plots.iter().any(|(_, points, _)| !points.is_empty());
+    // The parts that last have their environment in their own blocks.
+    if has_plots || sections.iter().any(|(_, table)| !table.is_empty()) {
+        page = replaced(&page, "environment", &environment(report))?;
+    }
+    for (name, table) in sections.iter().filter(|(_, table)| !table.is_empty()) {
+        page = replaced(&page, name, &table.markdown())?;
+    }
+    for (name, block) in lasting::blocks(report) {
+        page = replaced(&page, name, &block)?;
+    }
+    fs::write(root.join(PAGE), page).with_context(|| format!("failed to write `{PAGE}`"))?;
     for (name, points, plot) in plots {
-        if points.is_empty() {
-            continue;
+        if !points.is_empty() {
+            write_image(root, &format!("throughput-{name}"), &plot.svg())?;
         }
-        let path = root.join(format!("docs/img/throughput-{name}.svg"));
-        fs::create_dir_all(path.parent().unwrap_or(root)).context("failed to create `docs/img`")?;
-        fs::write(&path, plot.svg())
-            .with_context(|| format!("failed to write `{}`", path.display()))?;
+    }
+    for (name, svg) in lasting::images(report) {
+        write_image(root, name, &svg)?;
     }
     Ok(())
+}
+
+/// Checks that the page has the markers of these blocks, before they are measured for hours.
+pub fn check(root: &Path, names: &[&str]) -> Result<()> {
+    let page = page(root)?;
+    names.iter().try_for_each(|name| replaced(&page, name, "").map(drop))
+}
+
+fn page(root: &Path) -> Result<String> {
+    fs::read_to_string(root.join(PAGE)).with_context(|| format!("failed to read `{PAGE}`"))
+}
+
+fn write_image(root: &Path, name: &str, svg: &str) -> Result<()> {
+    let path = root.join(format!("docs/img/{name}.svg"));
+    fs::create_dir_all(path.parent().unwrap_or(root)).context("failed to create `docs/img`")?;
+    fs::write(&path, svg).with_context(|| format!("failed to write `{}`", path.display()))
 }
 
 /// Returns the page with the text between `<!-- bench:<name> -->` and `<!-- /bench -->` replaced.
@@ -69,16 +93,20 @@ fn replaced(page: &str, name: &str, by: &str) -> Result<String> {
 }
 
 fn environment(report: &Report) -> String {
+    format!(
+        "{}; rounds: {}, measured seconds of a run: about {}.\n",
+        machine(report),
+        report.environment.rounds,
+        report.environment.seconds
+    )
+}
+
+/// Returns the machine and the programs of a report.
+fn machine(report: &Report) -> String {
     let environment = &report.environment;
     format!(
-        "{} cores of `{}`, PostgreSQL {}, programs built with the profile `{}`; rounds: {}, \
-            measured seconds of a run: about {}.\n",
-        environment.cores,
-        environment.processor,
-        environment.postgres,
-        environment.profile,
-        environment.rounds,
-        environment.seconds
+        "{} cores of `{}`, PostgreSQL {}, programs built with the profile `{}`",
+        environment.cores, environment.processor, environment.postgres, environment.profile
     )
 }
 

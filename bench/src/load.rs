@@ -16,6 +16,8 @@ use std::{collections::HashMap, time::Duration};
 /// Accounts in the tables; the hot workload books to the first `HOT_ACCOUNTS` alone.
 pub const ACCOUNTS: i32 = 100_000;
 const HOT_ACCOUNTS: i32 = 100;
+/// Type of the events that the component takes.
+pub const EVENT_TYPE: &str = "order.placed";
 /// Distance of the messages that are sent twice: one in 20.
 const DUPLICATE_OF: usize = 20;
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -85,11 +87,16 @@ pub struct Totals {
 }
 
 /// One order.
+#[derive(Debug, Clone)]
 pub struct Order {
     /// Number of the message.
     pub number: usize,
-    account: i32,
-    amount: i64,
+    /// Number of the order in the payload: that of the message, unless something is to go wrong.
+    pub order: usize,
+    /// Account that the order is booked to.
+    pub account: i32,
+    /// Amount that is booked.
+    pub amount: i64,
 }
 
 impl Order {
@@ -98,11 +105,20 @@ impl Order {
         format!("m-{}", self.number)
     }
 
+    /// Returns an id in the form of a UUID. It depends on the number alone, and ids of numbers that
+    /// follow each other are far apart in an index.
+    pub fn random_id(&self) -> String {
+        let bits: u128 = StdRng::seed_from_u64(self.number as u64).random();
+        let hex = format!("{bits:032x}");
+        let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+        parts.join("-")
+    }
+
     /// Returns the payload. Its note begins with `note` and is padded to the payload's size.
     pub fn payload(&self, note: &str, payload_bytes: usize) -> String {
-        let Self { number, account, amount } = self;
+        let Self { order, account, amount, .. } = self;
         let start = format!(
-            r#"{{"order_id":"o-{number}","account":{account},"amount":{amount},"note":"{note} "#
+            r#"{{"order_id":"o-{order}","account":{account},"amount":{amount},"note":"{note} "#
         );
         let padding = payload_bytes.saturating_sub(start.len() + 2);
         format!("{start}{}\"}}", "x".repeat(padding))
@@ -112,11 +128,18 @@ impl Order {
 impl Load {
     /// Returns the orders, in the order of their first delivery.
     pub fn orders(&self) -> Vec<Order> {
+        self.orders_from(0)
+    }
+
+    /// Returns the orders with numbers from `first` on. But for the numbers they are those of
+    /// [`Load::orders`], so that a topic takes one load after the other.
+    pub fn orders_from(&self, first: usize) -> Vec<Order> {
         let mut rng = StdRng::seed_from_u64(1);
         let account = |rng: &mut StdRng| rng.random_range(0..self.workload.accounts());
         (0..self.messages)
             .map(|number| Order {
-                number,
+                number: first + number,
+                order: first + number,
                 account: account(&mut rng),
                 amount: rng.random_range(1..1_000),
             })
@@ -134,13 +157,14 @@ impl Load {
     }
 
     /// Returns the numbers of the orders in the order of their deliveries: each once, one in twenty
-    /// again at a random distance.
-    fn deliveries(&self) -> Vec<usize> {
+    /// again at a random distance, which is at most `within` orders.
+    pub fn deliveries(&self, within: usize) -> Vec<usize> {
         let mut rng = StdRng::seed_from_u64(2);
         let mut at: Vec<(usize, usize)> =
             (0..self.messages).map(|number| (number, number)).collect();
         for number in (0..self.messages).step_by(DUPLICATE_OF) {
-            at.push((rng.random_range(number..=self.messages), number));
+            let last = number.saturating_add(within).min(self.messages);
+            at.push((rng.random_range(number..=last), number));
         }
         at.sort_by_key(|(position, _)| *position);
         at.into_iter().map(|(_, number)| number).collect()
@@ -171,9 +195,17 @@ impl Topics {
         }
         let topic = self.empty(load.partitions).await?;
         let (brokers, filling, load) = (self.kafka.bootstrap().to_owned(), topic.clone(), *load);
-        tokio::task::spawn_blocking(move || fill(&brokers, &filling, &load)).await??;
+        let fill = move || fill(&brokers, &filling, &load, 0, Ids::Numbered);
+        tokio::task::spawn_blocking(fill).await??;
         self.filled.insert(load, topic.clone());
         Ok(topic)
+    }
+
+    /// Adds a load to a topic. Its orders have numbers from `first` on, and random ids.
+    pub async fn append(&self, topic: &str, load: &Load, first: usize) -> Result<()> {
+        let (brokers, topic, load) = (self.kafka.bootstrap().to_owned(), topic.to_owned(), *load);
+        let fill = move || fill(&brokers, &topic, &load, first, Ids::Random);
+        tokio::task::spawn_blocking(fill).await?
     }
 
     /// Creates a topic without messages.
@@ -184,11 +216,21 @@ impl Topics {
     }
 }
 
+/// The form of message ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ids {
+    /// `m-` and the number.
+    Numbered,
+    /// As UUIDs, in random order.
+    Random,
+}
+
 /// A producer of orders, with their format on the wire.
 pub struct Sender {
     producer: BaseProducer,
     topic: String,
     load: Load,
+    ids: Ids,
 }
 
 impl Sender {
@@ -205,15 +247,29 @@ impl Sender {
             config.set(*name, *value);
         }
         let producer = config.create().context("failed to make a producer")?;
-        Ok(Self { producer, topic: topic.to_owned(), load: *load })
+        Ok(Self { producer, topic: topic.to_owned(), load: *load, ids: Ids::Numbered })
+    }
+
+    /// Returns the producer with this form of message ids.
+    pub fn with_ids(self, ids: Ids) -> Self {
+        Self { ids, ..self }
     }
 
     /// Sends an order. Both deliveries of an order go to one partition.
     pub fn send(&self, order: &Order, note: &str) -> Result<()> {
-        let (id, payload) = (order.id(), order.payload(note, self.load.payload_bytes));
+        self.send_as(order, note, EVENT_TYPE)
+    }
+
+    /// Sends an order as an event of a type.
+    pub fn send_as(&self, order: &Order, note: &str, event_type: &str) -> Result<()> {
+        let payload = order.payload(note, self.load.payload_bytes);
+        let id = match self.ids {
+            Ids::Numbered => order.id(),
+            Ids::Random => order.random_id(),
+        };
         let headers = OwnedHeaders::new()
             .insert(Header { key: "message-id", value: Some(&id) })
-            .insert(Header { key: "event-type", value: Some("order.placed") });
+            .insert(Header { key: "event-type", value: Some(event_type) });
         let partition = order.number as i32 % self.load.partitions;
         let mut record = BaseRecord::<(), _>::to(&self.topic)
             .partition(partition)
@@ -239,26 +295,28 @@ impl Sender {
     }
 }
 
-fn fill(brokers: &str, topic: &str, load: &Load) -> Result<()> {
+fn fill(brokers: &str, topic: &str, load: &Load, first: usize, ids: Ids) -> Result<()> {
+    let client: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", brokers)
+        .create()
+        .context("failed to make a client")?;
+    let before: i64 = ends(&client, topic, load.partitions)?.iter().sum();
     let sender = Sender::new(
         brokers,
         topic,
         load,
         &[("queue.buffering.max.kbytes", "262144"), ("linger.ms", "20")],
-    )?;
-    let orders = load.orders();
-    for number in load.deliveries() {
+    )?
+    .with_ids(ids);
+    let orders = load.orders_from(first);
+    for number in load.deliveries(usize::MAX) {
         sender.send(&orders[number], "preloaded")?;
     }
     sender.flush()?;
-    let client: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", brokers)
-        .create()
-        .context("failed to make a client")?;
     let ends = ends(&client, topic, load.partitions)?;
     ensure!(
-        ends.iter().sum::<i64>() == load.records() as i64,
-        "`{topic}` holds {ends:?} records of {}",
+        ends.iter().sum::<i64>() - before == load.records() as i64,
+        "`{topic}` holds {ends:?} records, {before} of them from before, and {} were sent",
         load.records()
     );
     Ok(())
@@ -278,12 +336,43 @@ mod tests {
     fn each_order_is_sent_and_one_in_twenty_again_later() {
         let load =
             Load { workload: Workload::Hot, partitions: 4, messages: 1_000, payload_bytes: 200 };
-        let deliveries = load.deliveries();
+        let deliveries = load.deliveries(usize::MAX);
         let mut sent = vec![0; load.messages];
         deliveries.iter().for_each(|number| sent[*number] += 1);
         assert_eq!((deliveries.len(), load.records()), (1_050, 1_050));
         assert_eq!(sent.iter().filter(|times| **times == 2).count(), 50);
         assert!(sent.iter().all(|times| (1..=2).contains(times)));
+    }
+
+    #[test]
+    fn a_later_load_has_other_numbers_and_the_same_effects() {
+        let load =
+            Load { workload: Workload::Spread, partitions: 4, messages: 100, payload_bytes: 200 };
+        let (first, later) = (load.orders(), load.orders_from(100));
+        for (one, other) in first.iter().zip(&later) {
+            assert_eq!((one.account, one.amount), (other.account, other.amount));
+            assert_eq!((one.number + 100, one.order + 100), (other.number, other.order));
+        }
+        let mut ids: Vec<_> = first.iter().chain(&later).map(Order::random_id).collect();
+        assert!(ids.iter().all(|id| id.len() == 36 && id.split('-').count() == 5));
+        assert!(!ids.is_sorted(), "the ids of one number after the other are in order");
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids.len(), 200);
+    }
+
+    #[test]
+    fn a_second_delivery_comes_within_the_distance_that_is_asked_for() {
+        let load =
+            Load { workload: Workload::Spread, partitions: 1, messages: 1_000, payload_bytes: 200 };
+        let deliveries = load.deliveries(10);
+        assert_eq!(deliveries.len(), 1_050);
+        for number in (0..load.messages).step_by(DUPLICATE_OF) {
+            let at: Vec<_> = (0..).zip(&deliveries).filter(|(_, it)| **it == number).collect();
+            let distance: usize = at[1].0 - at[0].0;
+            // Ten orders, and the second deliveries of others among them.
+            assert!(at.len() == 2 && distance <= 12, "{number} is {distance} deliveries away");
+        }
     }
 
     #[test]

@@ -3,20 +3,27 @@
 mod claims;
 mod docs;
 mod fairness;
+mod filling;
+mod history;
 mod isolation;
 mod latency;
 mod load;
 mod measure;
 mod options;
+mod panels;
 mod plot;
+mod removal;
 mod report;
 mod run;
 mod servers;
+mod soak;
 mod statements;
+mod steady;
 mod swaps;
 mod sweep;
 mod tables;
 mod throughput;
+mod trend;
 mod variants;
 
 use std::{fs, path::Path, process::ExitCode};
@@ -58,6 +65,9 @@ async fn run(options: &Options) -> Result<()> {
         .parent()
         .context("the crate is in a folder of the workspace")?
         .to_owned();
+    if options.docs {
+        docs::check(&root, &options.lasting())?;
+    }
     let report = match &options.from {
         Some(path) => read(path)?,
         None => measured(&root, options).await?,
@@ -110,19 +120,7 @@ async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
     let (rounds, seconds) = (options.rounds(), options.seconds());
     let mut pace =
         if options.smoke { Pace::of_messages(SMOKE_MESSAGES) } else { Pace::of_seconds(seconds) };
-    let mut report = Report {
-        environment: environment(bench, options).await?,
-        throughput: Vec::new(),
-        languages: Vec::new(),
-        latency: Vec::new(),
-        statements: Vec::new(),
-        claims: Vec::new(),
-        gaps: Vec::new(),
-        fairness: Vec::new(),
-        isolation: Vec::new(),
-        payloads: Vec::new(),
-        batches: Vec::new(),
-    };
+    let mut report = Report::new(environment(bench, options).await?);
     let lettered: Vec<_> = variants
         .iter()
         .filter(|variant| !matches!(variant, Variant::Language(_)))
@@ -181,7 +179,29 @@ async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
         report.payloads = sweep::payloads(bench, &mut pace, &lettered).await?;
         report.batches = sweep::batches(bench, &mut pace, &lettered).await?;
     }
+    measure_lasting(bench, options, &mut pace, &mut report).await?;
     Ok(report)
+}
+
+/// Measures the wanted parts among those that last.
+async fn measure_lasting(
+    bench: &mut Bench,
+    options: &Options,
+    pace: &mut Pace,
+    report: &mut Report,
+) -> Result<()> {
+    let rounds = options.rounds();
+    if options.wants(Part::History) {
+        let sizes = options.history();
+        report.history = Some(history::measure(bench, pace, &sizes, rounds).await?);
+    }
+    if options.wants(Part::Removal) {
+        report.removal = removal::measure(bench, pace, options.removal_rows, rounds).await?;
+    }
+    if options.wants(Part::Soak) {
+        report.soak = Some(soak::measure(bench, pace, options.minutes).await?);
+    }
+    Ok(())
 }
 
 /// Returns the requested variants that can run, or all that can where none was named. Prints each

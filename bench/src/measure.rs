@@ -141,6 +141,29 @@ pub fn by_thread(pid: pid_t) -> BTreeMap<String, f64> {
     kinds
 }
 
+/// Returns the memory of a process that is resident, bytes; 0 where it cannot be read.
+pub fn resident_bytes(pid: pid_t) -> f64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    kibibytes(&status, "VmRSS:") * 1_024.0
+}
+
+/// Returns the memory of a process and its children, bytes. Of memory that processes share, each
+/// has its part. Processes that may not be read are left out.
+pub fn shared_out_bytes(parent: pid_t) -> f64 {
+    let of = |pid: pid_t| {
+        let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+        kibibytes(&rollup, "Pss:")
+    };
+    children(parent).into_iter().chain([parent]).map(of).sum::<f64>() * 1_024.0
+}
+
+/// Returns the value of a line such as `VmRSS:     123 kB`; 0 where there is none.
+fn kibibytes(text: &str, name: &str) -> f64 {
+    let value = text.lines().find_map(|line| line.strip_prefix(name));
+    let number = value.and_then(|value| value.split_whitespace().next());
+    number.and_then(|number| number.parse().ok()).unwrap_or(0.0)
+}
+
 fn children(parent: pid_t) -> Vec<pid_t> {
     let list =
         fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
@@ -228,6 +251,15 @@ mod tests {
         let samples = Samples(vec![(0.0, cpu(0.0)), (100.0, cpu(50.0)), (200.0, cpu(250.0))]);
         assert_eq!(samples.between(50.0, 150.0).consumer, 125.0);
         assert_eq!(samples.between(-10.0, 900.0).consumer, 250.0);
+    }
+
+    #[test]
+    fn memory_is_read_in_bytes() {
+        let rollup = "5583-7ffd ---p 00000000 00:00 0 [rollup]\nRss: 884 kB\nPss:       385 kB\n";
+        assert_eq!(kibibytes(rollup, "Pss:"), 385.0);
+        assert_eq!(kibibytes(rollup, "Swap:"), 0.0);
+        let pid = std::process::id() as pid_t;
+        assert!(resident_bytes(pid) > 1e6 && shared_out_bytes(pid) > 1e5);
     }
 
     #[test]

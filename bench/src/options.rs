@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 
-use crate::{load::Workload, variants::Variant};
+use crate::{history, load::Workload, soak, variants::Variant};
 
 /// The options of the benchmark: one business effect by the host, by hand and by others, on real
 /// Kafka and PostgreSQL.
@@ -14,7 +14,8 @@ pub struct Options {
     /// Variants: a, b, b1, c, c1, d, e, f, `g:<language>`. By default all that can run.
     #[arg(long, value_delimiter = ',')]
     pub variants: Vec<Variant>,
-    /// Parts. By default all; with `--quick` all but the plots.
+    /// Parts. By default all but `history`, `removal` and `soak`, which take long; with `--quick`
+    /// without the plots.
     #[arg(long, value_delimiter = ',', value_enum)]
     parts: Vec<Part>,
     /// Only this workload.
@@ -35,6 +36,15 @@ pub struct Options {
     /// Measured seconds of a run, about.
     #[arg(long)]
     seconds: Option<f64>,
+    /// `history`: numbers of messages in the inbox. By default 0, 1, 10 and 50 million.
+    #[arg(long, value_name = "ROWS", value_delimiter = ',')]
+    history: Vec<u64>,
+    /// `removal`: messages of the removed partition.
+    #[arg(long, value_name = "ROWS", default_value_t = 20_000_000)]
+    pub removal_rows: u64,
+    /// `soak`: duration of the load, minutes.
+    #[arg(long, default_value_t = soak::MINUTES)]
+    pub minutes: f64,
     /// Only the hostile or slow neighbours whose name contains this text.
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub beside: String,
@@ -76,6 +86,20 @@ pub enum Part {
     Claims,
     /// Throughput by payload and by transaction size.
     Plots,
+    /// Throughput and claims beside up to 50 million messages in the inbox.
+    History,
+    /// Latency while a large time partition is removed.
+    Removal,
+    /// Half an hour of load under a retention of minutes.
+    Soak,
+}
+
+impl Part {
+    /// Returns whether the part takes long and much of the disk, so that it runs only where it is
+    /// named.
+    fn is_lasting(self) -> bool {
+        matches!(self, Self::History | Self::Removal | Self::Soak)
+    }
 }
 
 impl Options {
@@ -85,7 +109,7 @@ impl Options {
             return part == Part::Throughput;
         }
         if self.parts.is_empty() {
-            !(self.quick && part == Part::Plots)
+            !(part.is_lasting() || self.quick && part == Part::Plots)
         } else {
             self.parts.contains(&part)
         }
@@ -106,6 +130,23 @@ impl Options {
         all.take(if self.smoke { 1 } else { usize::MAX }).collect()
     }
 
+    /// Returns the names of the wanted parts that last.
+    pub fn lasting(&self) -> Vec<&'static str> {
+        let all = [(Part::History, "history"), (Part::Removal, "removal"), (Part::Soak, "soak")];
+        all.into_iter().filter(|(part, _)| self.wants(*part)).map(|(_, name)| name).collect()
+    }
+
+    /// Returns the numbers of messages in the inbox for the part `history`, in ascending order.
+    pub fn history(&self) -> Vec<u64> {
+        let mut sizes = self.history.clone();
+        if sizes.is_empty() {
+            sizes.extend(history::SIZES);
+        }
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+
     /// Returns the number of rounds.
     pub fn rounds(&self) -> usize {
         self.rounds.map_or(if self.quick || self.smoke { 1 } else { 3 }, usize::from)
@@ -114,5 +155,26 @@ impl Options {
     /// Returns the seconds that a run is measured for, about.
     pub fn seconds(&self) -> f64 {
         self.seconds.unwrap_or(if self.quick { 1.0 } else { 2.0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lasts_runs_only_where_it_is_named() {
+        let parse = |arguments: &[&str]| {
+            let all = [["bench.sh"].as_slice(), arguments].concat();
+            Options::try_parse_from(all).expect("options")
+        };
+        let lasting = [Part::History, Part::Removal, Part::Soak];
+        assert!(!lasting.iter().any(|part| parse(&[]).wants(*part)));
+        assert!(parse(&[]).wants(Part::Plots) && !parse(&["--quick"]).wants(Part::Plots));
+        let named = parse(&["--parts", "history,soak", "--history", "1000,0,1000"]);
+        assert_eq!(lasting.map(|part| named.wants(part)), [true, false, true]);
+        assert_eq!(named.lasting(), ["history", "soak"]);
+        assert_eq!(named.history(), [0, 1_000]);
+        assert_eq!(parse(&[]).history(), history::SIZES);
     }
 }

@@ -35,7 +35,7 @@ const BOTTOM: f64 = 340.0;
 
 /// Style sheet. Its colours differ on white and on black, also for colour-blind readers. The dash
 /// separates the lines without any colour.
-const STYLE: &str = "\
+pub const STYLE: &str = "\
 text { font: 13px system-ui, sans-serif; fill: #1f2328 } .title { font-weight: 600; font-size: \
 15px } \
 .quiet { fill: #59636e } .grid { stroke: #d1d9e0; stroke-width: 1 } .one { stroke: #59636e; \
@@ -169,7 +169,8 @@ fn step(top: f64) -> f64 {
         .unwrap_or(100.0)
 }
 
-fn escaped(text: &str) -> String {
+/// Returns a text as it stands in SVG.
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 

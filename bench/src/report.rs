@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    claims::ClaimCost, fairness::FairnessPair, isolation::Isolation, latency::Latency,
-    load::Workload, measure::Cpu, run::Figures, statements::Statements, swaps::Gaps, sweep::Point,
-    variants::Variant,
+    claims::ClaimCost, fairness::FairnessPair, history::History, isolation::Isolation,
+    latency::Latency, load::Workload, measure::Cpu, removal::figures::RemovalRound, run::Figures,
+    soak::Soak, statements::Statements, swaps::Gaps, sweep::Point, variants::Variant,
 };
 
 /// Everything that one call of the benchmark measured.
@@ -36,6 +36,15 @@ pub struct Report {
     pub payloads: Vec<Point>,
     /// Throughput by the size of a transaction.
     pub batches: Vec<Point>,
+    /// Throughput and claims beside a history.
+    #[serde(default)]
+    pub history: Option<History>,
+    /// Latency around the removal of a time partition, one a round.
+    #[serde(default)]
+    pub removal: Vec<RemovalRound>,
+    /// A load that lasts.
+    #[serde(default)]
+    pub soak: Option<Soak>,
 }
 
 /// The machine and the programs of a measurement.
@@ -131,6 +140,26 @@ impl Cell {
 }
 
 impl Report {
+    /// Returns a report without figures.
+    pub fn new(environment: Environment) -> Self {
+        Self {
+            environment,
+            throughput: Vec::new(),
+            languages: Vec::new(),
+            latency: Vec::new(),
+            gaps: Vec::new(),
+            fairness: Vec::new(),
+            isolation: Vec::new(),
+            statements: Vec::new(),
+            claims: Vec::new(),
+            payloads: Vec::new(),
+            batches: Vec::new(),
+            history: None,
+            removal: Vec::new(),
+            soak: None,
+        }
+    }
+
     /// Returns the cell of a variant with a load.
     pub fn cell(&self, variant: &Variant, workload: Workload, partitions: i32) -> Option<&Cell> {
         self.throughput.iter().find(|cell| {
@@ -162,6 +191,25 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_report_of_before_the_lasting_parts_is_read() {
+        let environment = Environment {
+            processor: "p".to_owned(),
+            cores: 2,
+            postgres: "15".to_owned(),
+            profile: "dev".to_owned(),
+            rounds: 1,
+            seconds: 1.0,
+        };
+        let mut json = serde_json::to_value(Report::new(environment)).expect("JSON");
+        for part in ["history", "removal", "soak"] {
+            let fields = json.as_object_mut().expect("an object");
+            assert!(fields.remove(part).is_some(), "{part}");
+        }
+        let report: Report = serde_json::from_value(json).expect("a report");
+        assert!(report.history.is_none() && report.removal.is_empty() && report.soak.is_none());
+    }
 
     #[test]
     fn a_median_of_an_even_number_is_between_the_middle_two() {

@@ -16,7 +16,7 @@ use crate::{
     load::{Load, Topics, ends},
     measure::{Cpu, Parties, Sampler, Samples, by_thread},
     servers::{Database, Servers},
-    variants::{Batch, Programs, Setting, Variant, tail},
+    variants::{Batch, Programs, Setting, Variant, host, spawn, tail},
 };
 
 /// Longest duration of a run.
@@ -95,19 +95,28 @@ impl Bench {
         let what = || format!("({}) {}, {:?}", job.variant.letter(), job.variant.title(), job.load);
         let topic = self.topics.filled(&job.load).await.with_context(what)?;
         let started = self.start(job, &topic).await.with_context(what)?;
-        let ended = self.wait(job, &started, &topic).await;
-        let log = started.log.clone();
-        let threads = by_thread(started.child.pid());
-        let (database, samples) = finish(started, ended).with_context(what)?;
-        check(job, &database)
-            .await
-            .with_context(|| format!("{}; its log ends with:\n{}", what(), tail(&log)))?;
-        let figures = Figures {
-            threads,
-            ..figures(&database.commits().await?, &samples).with_context(what)?
-        };
+        let (database, figures) = self.to_end(job, started, &topic).await.with_context(what)?;
         self.servers.drop_database(database).await?;
         Ok(figures)
+    }
+
+    /// Waits until a started process is done, ends it, checks the effects, and returns the database
+    /// with the figures.
+    pub async fn to_end(
+        &self,
+        job: &Job,
+        started: Started,
+        topic: &str,
+    ) -> Result<(Database, Figures)> {
+        let ended = self.wait(job, &started, topic).await;
+        let log = started.log.clone();
+        let threads = by_thread(started.child.pid());
+        let (database, samples) = finish(started, ended)?;
+        check(job, &database)
+            .await
+            .with_context(|| format!("its log ends with:\n{}", tail(&log)))?;
+        let figures = Figures { threads, ..figures(&database.commits().await?, &samples)? };
+        Ok((database, figures))
     }
 
     /// Creates a database and starts the process on it.
@@ -134,6 +143,33 @@ impl Bench {
             log: &log,
         };
         let child = job.variant.start(&setting).await?;
+        self.sampled(child, database, group, log)
+    }
+
+    /// Starts a host on a database that holds its consumer already, whose group is `group`.
+    /// `settings` are variables of its environment, beside those of every host here.
+    pub fn start_host(
+        &mut self,
+        database: Database,
+        group: &str,
+        settings: &[(&str, &str)],
+    ) -> Result<Started> {
+        self.runs += 1;
+        let log = self.logs.join(format!("{:03}-c.log", self.runs));
+        let mut command = host::program(&self.servers, &database, &self.programs, &log)?;
+        command.envs(settings.iter().copied());
+        let child = spawn(command, &log)?;
+        self.sampled(child, database, group.to_owned(), log)
+    }
+
+    /// Begins to sample a process that has just started.
+    fn sampled(
+        &self,
+        child: Child,
+        database: Database,
+        group: String,
+        log: PathBuf,
+    ) -> Result<Started> {
         let (postmaster, broker) = self.servers.pids()?;
         let sampler =
             Sampler::start(Parties { consumer: child.pid(), database: postmaster, broker });

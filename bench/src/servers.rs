@@ -1,8 +1,8 @@
 //! The broker and the database server of a benchmark, and a fresh database for each run.
 
-use std::path::PathBuf;
+use std::{ffi::CString, path::PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use libc::pid_t;
 use oncebox_control::{Control, MasterKey, Tenant, schema};
 use oncebox_devkit::local::postgres::{PostgresOptions, PrivatePostgres};
@@ -43,6 +43,7 @@ pub struct Servers {
 }
 
 /// The database of one run.
+#[derive(Clone)]
 pub struct Database {
     /// URL that connects as the superuser.
     pub url: String,
@@ -122,6 +123,34 @@ impl Servers {
         .await
     }
 
+    /// Sets a setting of the whole database server, or takes it back.
+    pub async fn set(&self, name: &str, value: Option<&str>) -> Result<()> {
+        let change = match value {
+            Some(value) => format!("ALTER SYSTEM SET {name} = '{value}'"),
+            None => format!("ALTER SYSTEM RESET {name}"),
+        };
+        let mut admin = connect(&self.postgres.url()).await?;
+        run(&mut admin, change).await?;
+        run(&mut admin, "SELECT pg_reload_conf()".to_owned()).await
+    }
+
+    /// Returns the folder of the database server's data, and the bytes that are free there.
+    pub async fn room(&self) -> Result<(String, u64)> {
+        let mut admin = connect(&self.postgres.url()).await?;
+        let dir: String = sqlx::query_scalar("SHOW data_directory").fetch_one(&mut admin).await?;
+        let path = CString::new(dir.as_str()).context("the data's folder has a NUL in its name")?;
+        // SAFETY: all members of the structure are integers, for which zero is a value.
+        let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
+        // SAFETY: plain system call; the path ends with a NUL, and both live until it returns.
+        let answer = unsafe { libc::statvfs(path.as_ptr(), &mut found) };
+        ensure!(
+            answer == 0,
+            "failed to find out how much room `{dir}` has: {}",
+            std::io::Error::last_os_error()
+        );
+        Ok((dir, found.f_bavail * found.f_frsize))
+    }
+
     /// Returns the version of the database server.
     pub async fn postgres_version(&self) -> Result<String> {
         let mut admin = connect(&self.postgres.url()).await?;
@@ -138,9 +167,37 @@ impl Servers {
 }
 
 impl Database {
+    /// Returns a database that a test has made.
+    #[cfg(test)]
+    pub fn at(url: String, schema: String) -> Self {
+        Self { url, schema, name: String::new() }
+    }
+
     /// Opens a connection as the superuser.
     pub async fn connect(&self) -> Result<PgConnection> {
         connect(&self.url).await
+    }
+
+    /// Executes statements as the superuser.
+    pub async fn execute(&self, sql: impl Into<String>) -> Result<()> {
+        run(&mut self.connect().await?, sql.into()).await
+    }
+
+    /// Brings the tables of the effect back to the state before the first message, and ends with a
+    /// CHECKPOINT.
+    pub async fn empty_effect(&self) -> Result<()> {
+        let schema = &self.schema;
+        let mut connection = self.connect().await?;
+        let statements = [
+            format!("TRUNCATE {schema}.orders, {schema}.account"),
+            format!("INSERT INTO {schema}.account (id) SELECT generate_series(0, {ACCOUNTS} - 1)"),
+            format!("VACUUM (FREEZE, ANALYZE) {schema}.account"),
+            "CHECKPOINT".to_owned(),
+        ];
+        for statement in statements {
+            run(&mut connection, statement).await?;
+        }
+        Ok(())
     }
 
     /// Adds up the tables of the effect.

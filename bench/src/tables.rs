@@ -1,5 +1,8 @@
 //! The report as tables: everything for a terminal, ratios for the documentation.
 
+// The tables of the parts that last.
+pub mod lasting;
+
 use std::fmt::Write as _;
 
 use crate::{
@@ -89,6 +92,13 @@ pub fn terminal(report: &Report) -> String {
         isolation(report, true),
         statements(report),
         claims(report),
+    ]);
+    tables.extend(lasting::history(report, true));
+    tables.extend([
+        lasting::removal(report, true),
+        lasting::removal(report, false),
+        lasting::removal_steps(report),
+        lasting::soak(report),
     ]);
     tables.iter().filter(|table| !table.is_empty()).map(Table::text).collect()
 }

@@ -241,7 +241,7 @@ pub struct Setting<'a> {
 impl Variant {
     /// Starts the variant's process.
     pub async fn start(&self, setting: &Setting<'_>) -> Result<Child> {
-        let mut command = match self {
+        let command = match self {
             Pgbench => pgbench::command(setting)?,
             ByHand => by_hand::command(setting),
             Node => node::command(setting),
@@ -253,12 +253,7 @@ impl Variant {
                 host::command(setting, self.batch(setting.batch), &bytes).await?
             }
         };
-        let log = File::create(setting.log)
-            .with_context(|| format!("failed to create `{}`", setting.log.display()))?;
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let program = command.get_program().to_owned();
-        Child::spawn(command, libc::SIGKILL)
-            .with_context(|| format!("failed to start `{}`", program.display()))
+        spawn(command, setting.log)
     }
 
     fn batch(&self, batch: Batch) -> Batch {
@@ -269,6 +264,16 @@ impl Variant {
             _ => batch,
         }
     }
+}
+
+/// Starts a process whose output goes to a log.
+pub fn spawn(mut command: Command, log: &Path) -> Result<Child> {
+    let file =
+        File::create(log).with_context(|| format!("failed to create `{}`", log.display()))?;
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    let program = command.get_program().to_owned();
+    Child::spawn(command, libc::SIGKILL)
+        .with_context(|| format!("failed to start `{}`", program.display()))
 }
 
 /// Returns the last lines of a log, for an error.

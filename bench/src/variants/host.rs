@@ -1,13 +1,13 @@
 //! (c), (e), (g): the shipped `oncebox` program, configured by its environment.
 
-use std::process::Command;
+use std::{path::Path, process::Command};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use oncebox_control::{Control, MasterKey, NewDeployment};
 use oncebox_devkit::local::free_port;
 use oncebox_model::policy::Policy;
 
-use super::{Batch, Setting};
+use super::{Batch, Programs, Setting, Variant};
 use crate::servers::{Database, Servers};
 
 /// Name of the consumer.
@@ -20,19 +20,29 @@ pub(super) async fn command(
 ) -> Result<Command> {
     let admin = create_consumer(setting, batch).await?;
     deploy(&admin, setting.servers, component).await?;
-    let mut command = Command::new(setting.programs.bin.join("oncebox"));
+    program(setting.servers, setting.database, setting.programs, setting.log)
+}
+
+/// Returns the command of a host on a database that holds its consumers already.
+pub fn program(
+    servers: &Servers,
+    database: &Database,
+    programs: &Programs,
+    log: &Path,
+) -> Result<Command> {
+    let mut command = Command::new(programs.bin.join("oncebox"));
     for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("ONCEBOX_")) {
         command.env_remove(variable);
     }
     command
         .arg("serve")
-        .current_dir(setting.log.parent().unwrap_or(&setting.programs.root))
-        .env("ONCEBOX_DATABASE_URL", &setting.database.url)
-        .env("ONCEBOX_KAFKA_BROKERS", setting.servers.kafka.bootstrap())
-        .env("ONCEBOX_MASTER_KEY", &setting.servers.master_key)
+        .current_dir(log.parent().unwrap_or(&programs.root))
+        .env("ONCEBOX_DATABASE_URL", &database.url)
+        .env("ONCEBOX_KAFKA_BROKERS", servers.kafka.bootstrap())
+        .env("ONCEBOX_MASTER_KEY", &servers.master_key)
         .env("ONCEBOX_HTTP_LISTEN", format!("127.0.0.1:{}", free_port()?))
         .env("ONCEBOX_API_LISTEN", "127.0.0.1:0")
-        .env("ONCEBOX_RUNTIME_CACHE_DIR", setting.programs.root.join("target/bench/cache"))
+        .env("ONCEBOX_RUNTIME_CACHE_DIR", programs.root.join("target/bench/cache"))
         .env("ONCEBOX_LOG_FORMAT", "text");
     Ok(command)
 }
@@ -70,6 +80,24 @@ pub async fn deploy(admin: &Control, servers: &Servers, component: &[u8]) -> Res
     Ok(())
 }
 
+/// Creates a consumer with a policy, makes the component of (c) live, and returns the consumer's
+/// key.
+pub async fn create(
+    servers: &Servers,
+    programs: &Programs,
+    database: &Database,
+    policy: &Policy,
+) -> Result<i32> {
+    let component = programs.component(&Variant::Component);
+    let component = std::fs::read(&component)
+        .with_context(|| format!("failed to read `{}`", component.display()))?;
+    let admin = admin(servers, database)?;
+    let created = admin.consumers().create(&servers.tenant.name, CONSUMER, policy).await?;
+    deploy(&admin, servers, &component).await?;
+    admin.pool.close().await;
+    Ok(created.consumer_id)
+}
+
 /// Creates a consumer that no host runs, for claims that the benchmark makes itself.
 pub async fn create_claimant(servers: &Servers, database: &Database) -> Result<()> {
     let admin = admin(servers, database)?;
@@ -82,13 +110,19 @@ pub async fn create_claimant(servers: &Servers, database: &Database) -> Result<(
 
 /// Returns a policy with the defaults but for the batch.
 pub fn policy(topic: &str, group: &str, batch: Batch) -> Result<Policy> {
+    policy_with(topic, group, batch, "")
+}
+
+/// Returns a policy with the defaults but for the batch and further lines.
+pub fn policy_with(topic: &str, group: &str, batch: Batch, more: &str) -> Result<Policy> {
     let Batch { messages_max, duration_ms } = batch;
     let policy = format!(
         "topics = ['{topic}']\nack = 'after_commit'\n\
          identity = {{ id = [{{ header = 'message-id' }}], event_type = [{{ header = 'event-type' \
          }}] }}\n\
          batch = {{ messages_max = {messages_max}, duration_ms = {duration_ms} }}\n\
-         kafka = {{ group = '{group}' }}"
+         kafka = {{ group = '{group}' }}\n\
+         {more}"
     );
     Ok(Policy::parse(&policy)?)
 }
