@@ -350,6 +350,11 @@ CREATE INDEX shadow_difference_newest
 
 -- A row per message. A claim inserts it, and keeps the values of the record; a lease, a completion
 -- and an operator's action change the rest.
+--
+-- The row of a completed message is light where its consumer's policy says `inbox = "light"`. It
+-- keeps of the record its position and its timestamp alone: key, type, event version, source, media
+-- type, trace context, payload hash, payload and headers are null. So is the ordering key, except
+-- where the message has a `sequence_version`.
 CREATE TABLE oncebox.inbox (
     consumer_id           int NOT NULL,
     -- Id under which the message is deduplicated: of the record, or made of its position for a
@@ -371,7 +376,8 @@ CREATE TABLE oncebox.inbox (
     ordering_key          bytea,
     -- CloudEvents `source`, or the topic.
     source                text,
-    -- Type of the event, which selects the handler. Null: the record was never decoded.
+    -- Type of the event, which selects the handler; empty where the record was never decoded. Null:
+    -- the row is light.
     event_type            text,
     -- Version of the event's schema. Null: the record names none.
     event_version         text,
@@ -411,7 +417,8 @@ CREATE TABLE oncebox.inbox (
     payload               bytea,
     headers               bytea,
     -- HMAC-SHA-256 of the payload of the first delivery, under a key of the tenant, which no
-    -- rotation changes. Never changes, so that a redelivery is compared with what came.
+    -- rotation changes. Never changes, so that a redelivery is compared with what came. Null:
+    -- the record has no payload, or the row is light.
     payload_hash          bytea,
     -- Begin of the transaction that inserted the row.
     received_at           timestamptz NOT NULL DEFAULT now(),

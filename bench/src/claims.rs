@@ -57,6 +57,8 @@ pub struct HostClaim {
 pub enum Way {
     /// The host's functions `claim` and `complete`, with the guard.
     Oncebox,
+    /// The same with light rows.
+    OnceboxLight,
     /// `INSERT … ON CONFLICT DO NOTHING`, then `UPDATE`.
     OnConflict,
     /// `SELECT … FOR UPDATE`, then `INSERT`, then `UPDATE`.
@@ -64,10 +66,15 @@ pub enum Way {
 }
 
 impl Way {
+    fn is_host(self) -> bool {
+        matches!(self, Self::Oncebox | Self::OnceboxLight)
+    }
+
     /// Returns the name that tables show.
     pub fn title(self) -> &'static str {
         match self {
             Self::Oncebox => "oncebox: claim and complete",
+            Self::OnceboxLight => "oncebox: claim and complete, light rows",
             Self::OnConflict => "INSERT … ON CONFLICT, UPDATE",
             Self::ForUpdate => "SELECT … FOR UPDATE, INSERT, UPDATE",
         }
@@ -92,13 +99,17 @@ struct Claims {
 /// Measures every way, for new messages and for duplicates; the host's also in batches.
 pub async fn measure(bench: &mut Bench) -> Result<Vec<ClaimCost>> {
     let mut costs = Vec::new();
-    for (way, batch) in
-        [(Way::ForUpdate, 1), (Way::OnConflict, 1), (Way::Oncebox, 1), (Way::Oncebox, BATCH)]
-    {
-        let database = bench.servers.database(way == Way::Oncebox).await?;
-        let url = match way {
-            Way::Oncebox => tenant_url(bench, &database).await?,
-            _ => database.url.clone(),
+    for (way, batch) in [
+        (Way::ForUpdate, 1),
+        (Way::OnConflict, 1),
+        (Way::Oncebox, 1),
+        (Way::Oncebox, BATCH),
+        (Way::OnceboxLight, BATCH),
+    ] {
+        let database = bench.servers.database(way.is_host()).await?;
+        let url = match way.is_host() {
+            true => tenant_url(bench, &database).await?,
+            false => database.url.clone(),
         };
         // The second run claims the messages of the first again.
         for duplicates in [false, true] {
@@ -208,7 +219,8 @@ fn statements(bench: &Bench, claims: Claims) -> Result<String> {
         format!("INSERT INTO processed (message_id) VALUES ({id}) ON CONFLICT DO NOTHING;");
     let done = format!("UPDATE processed SET done = true WHERE message_id = {id};");
     let lines = match (claims.way, claims.duplicates) {
-        (Way::Oncebox, _) => return oncebox(bench, claims.batch, claims.ids),
+        (Way::Oncebox, _) => return oncebox(bench, claims, false),
+        (Way::OnceboxLight, _) => return oncebox(bench, claims, true),
         (Way::OnConflict, false) => vec![insert, done],
         (Way::OnConflict, true) => vec![insert],
         (Way::ForUpdate, false) => vec![known.to_owned(), insert, done],
@@ -219,7 +231,8 @@ fn statements(bench: &Bench, claims: Claims) -> Result<String> {
 
 /// Returns a script that calls the host's functions as the host does. BEGIN travels alone here, and
 /// with RESET ALL in the host: one round trip in both.
-fn oncebox(bench: &Bench, batch: usize, ids: &str) -> Result<String> {
+fn oncebox(bench: &Bench, claims: Claims, is_light: bool) -> Result<String> {
+    let Claims { batch, ids, .. } = claims;
     let secret: String =
         credentials(bench)?.secret.iter().map(|byte| format!("{byte:02x}")).collect();
     let nulls = |of: &str| format!("array_fill(NULL::{of}, ARRAY[{batch}])");
@@ -235,7 +248,7 @@ fn oncebox(bench: &Bench, batch: usize, ids: &str) -> Result<String> {
          SELECT outcome FROM oncebox_host.claim('\\x{secret}'::bytea, 1, 1, 'completed', \
          {texts}, 'orders', 0, {ids}, {numbers}, {numbers}, \
          {bytes}, {bytes}, {sources}, {sources}, {texts}, {texts}, {texts}, {hashes}, {versions}, \
-         {bytes}, {bytes}, NULL, NULL);\n\
+         {bytes}, {bytes}, NULL, NULL, p_light => {is_light});\n\
          SELECT oncebox_host.complete('\\x{secret}'::bytea, 1, '{{}}', '{{}}', '{{}}', '{{}}', \
          '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}');\n\
          COMMIT;\n"

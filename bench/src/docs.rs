@@ -46,6 +46,9 @@ pub fn write(root: &Path, report: &Report) -> Result<()> {
     for (name, table) in sections.iter().filter(|(_, table)| !table.is_empty()) {
         page = replaced(&page, name, &table.markdown())?;
     }
+    if let Some(sentence) = tables::light_sentence(report) {
+        page = replaced(&page, "light", &sentence)?;
+    }
     for (name, block) in lasting::blocks(report) {
         page = replaced(&page, name, &block)?;
     }

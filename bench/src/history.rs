@@ -326,6 +326,7 @@ pub mod tests {
             rate,
             longest_gap_ms: 1.0,
             cpu: Cpu::default(),
+            inbox_bytes: None,
             threads: BTreeMap::new(),
         };
         let point = |(rows, rate, new_us): &(u64, f64, f64)| HistoryPoint {

@@ -146,7 +146,7 @@ async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
         .await?;
     }
     let consumers =
-        || lettered.iter().filter(|variant| **variant != Variant::Pgbench && !variant.is_alone());
+        || lettered.iter().filter(|one| **one != Variant::Pgbench && !one.has_one_load());
     if options.wants(Part::Latency) {
         for variant in consumers() {
             let known = report

@@ -11,7 +11,7 @@ use crate::{history, load::Workload, soak, variants::Variant};
 #[derive(Parser)]
 #[command(name = "bench.sh", about)]
 pub struct Options {
-    /// Variants: a, b, b1, c, c1, d, e, f, `g:<language>`. By default all that can run.
+    /// Variants: a, b, b1, c, c1, c2, d, e, f, `g:<language>`. By default all that can run.
     #[arg(long, value_delimiter = ',')]
     pub variants: Vec<Variant>,
     /// Parts. By default all but `history`, `removal` and `soak`, which take long; with `--quick`

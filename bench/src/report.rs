@@ -111,6 +111,9 @@ pub const CONSUMER: Measure = |run| run.cpu.consumer;
 /// CPU of the database per message, microseconds.
 pub const DATABASE: Measure = |run| run.cpu.database;
 
+/// Bytes of the inbox per completed message; not a number without an inbox.
+pub const INBOX_BYTES: Measure = |run| run.inbox_bytes.unwrap_or(f64::NAN);
+
 impl Cell {
     /// Returns the spread of a figure over all runs.
     pub fn spread(&self, measure: Measure) -> Option<Spread> {
@@ -165,6 +168,13 @@ impl Report {
         self.throughput.iter().find(|cell| {
             cell.variant == *variant && cell.workload == workload && cell.partitions == partitions
         })
+    }
+
+    /// Returns the cells of the host with full and with light rows, at the load of the latter.
+    pub fn light(&self) -> Option<(&Cell, &Cell)> {
+        let light = self.throughput.iter().find(|c| c.variant == Variant::ComponentLight)?;
+        let full = self.cell(&Variant::Component, light.workload, light.partitions)?;
+        Some((full, light))
     }
 
     /// Returns the measured loads, sorted.

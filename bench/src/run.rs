@@ -44,6 +44,9 @@ pub struct Figures {
     pub cpu: Cpu,
     /// CPU time of the measured process since its start, microseconds, by kind of thread.
     pub threads: BTreeMap<String, f64>,
+    /// Bytes of the inbox, indexes included, per completed message; `None` without an inbox.
+    #[serde(default)]
+    pub inbox_bytes: Option<f64>,
 }
 
 /// The settings of a run.
@@ -115,7 +118,9 @@ impl Bench {
         check(job, &database)
             .await
             .with_context(|| format!("its log ends with:\n{}", tail(&log)))?;
-        let figures = Figures { threads, ..figures(&database.commits().await?, &samples)? };
+        let inbox_bytes = if job.variant.is_host() { database.inbox_bytes().await? } else { None };
+        let figures =
+            Figures { threads, inbox_bytes, ..figures(&database.commits().await?, &samples)? };
         Ok((database, figures))
     }
 
@@ -258,6 +263,7 @@ fn figures(commits: &[(f64, i64)], samples: &Samples) -> Result<Figures> {
         longest_gap_ms,
         cpu,
         threads: BTreeMap::new(),
+        inbox_bytes: None,
     })
 }
 

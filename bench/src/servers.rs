@@ -228,6 +228,15 @@ impl Database {
         Ok(sqlx::query_scalar(POSITION).fetch_one(&mut self.connect().await?).await?)
     }
 
+    /// Returns the bytes of the inbox per completed message, indexes included; `None` where none
+    /// completed. Time partitions without messages do not count.
+    pub async fn inbox_bytes(&self) -> Result<Option<f64>> {
+        const BYTES: &str = "SELECT (sum(pg_total_relation_size(p.id)) / sum(p.messages))::float8 \
+            FROM (SELECT tableoid AS id, count(*) AS messages FROM oncebox.inbox \
+            WHERE status = 'completed' GROUP BY 1) p";
+        Ok(sqlx::query_scalar(BYTES).fetch_one(&mut self.connect().await?).await?)
+    }
+
     /// Returns the time of each commit of orders, microseconds since the Unix epoch, with the
     /// number of orders in it. Earliest first.
     pub async fn commits(&self) -> Result<Vec<(f64, i64)>> {

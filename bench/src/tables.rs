@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use crate::{
     fairness::Times,
     load::Workload,
-    report::{CONSUMER, Cell, DATABASE, Measure, RATE, Report, Spread},
+    report::{CONSUMER, Cell, DATABASE, INBOX_BYTES, Measure, RATE, Report, Spread},
     variants::Variant,
 };
 
@@ -92,6 +92,7 @@ pub fn terminal(report: &Report) -> String {
         isolation(report, true),
         statements(report),
         claims(report),
+        light(report),
     ]);
     tables.extend(lasting::history(report, true));
     tables.extend([
@@ -337,6 +338,40 @@ pub fn claims(report: &Report) -> Table {
         ]);
     }
     table
+}
+
+/// Returns the table of light rows, as multiples of full ones, round by round.
+fn light(report: &Report) -> Table {
+    let header = ["rows", "messages/s", "database CPU", "inbox bytes each", "× full"];
+    let mut table = Table::new("light rows, spread rows of the effect", &header);
+    let Some((full, light)) = report.light() else { return table };
+    for (name, cell) in [("full", full), ("light", light)] {
+        let bytes =
+            cell.spread(INBOX_BYTES).map_or_else(String::new, |b| format!("{:.0}", b.median));
+        let ratio = |measure| shown(cell.ratio(full, measure));
+        table.rows.push(vec![
+            name.to_owned(),
+            ratio(RATE),
+            ratio(DATABASE),
+            bytes,
+            ratio(INBOX_BYTES),
+        ]);
+    }
+    table
+}
+
+/// Returns the sentence about light rows for the documentation; `None` where they were not
+/// measured.
+pub fn light_sentence(report: &Report) -> Option<String> {
+    let (full, light) = report.light()?;
+    let ratio = |measure| shown(light.ratio(full, measure));
+    Some(format!(
+        "With light rows (`inbox = \"light\"`, (c2)) the inbox takes {} of the bytes for each \
+            completed message, indexes included, and the host handles {} of the messages a second \
+            of (c).\n",
+        ratio(INBOX_BYTES),
+        ratio(RATE)
+    ))
 }
 
 fn shown(ratio: Option<Spread>) -> String {

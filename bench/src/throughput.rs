@@ -93,7 +93,7 @@ pub async fn measure(
     for round in 1..=rounds {
         for (workload, partitions) in loads.iter().copied() {
             let is_first = (workload, partitions) == loads[0];
-            for variant in variants.iter().filter(|variant| is_first || !variant.is_alone()) {
+            for variant in variants.iter().filter(|variant| is_first || !variant.has_one_load()) {
                 let load = Load { workload, partitions, messages: 0, payload_bytes: PAYLOAD_BYTES };
                 let figures = pace.run(bench, variant, load, Batch::DEFAULT).await?;
                 let (name, letter) = (workload.name(), variant.letter());

@@ -15,6 +15,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use oncebox_devkit::local::process::Child;
+use oncebox_model::policy::RowForm;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -42,15 +43,18 @@ pub enum Variant {
     NativeAlone,
     /// (c1) As (c), one message per transaction.
     ComponentAlone,
+    /// (c2) As (c), with light rows.
+    ComponentLight,
     /// (g) The host with the component as written in a language.
     Language(String),
 }
 
 use Variant::{
-    BatchComponent, ByHand, Component, ComponentAlone, Language, Native, NativeAlone, Node, Pgbench,
+    BatchComponent, ByHand, Component, ComponentAlone, ComponentLight, Language, Native,
+    NativeAlone, Node, Pgbench,
 };
 
-const LETTERS: [(&str, Variant); 8] = [
+const LETTERS: [(&str, Variant); 9] = [
     ("a", Pgbench),
     ("b", Native),
     ("c", Component),
@@ -59,6 +63,7 @@ const LETTERS: [(&str, Variant); 8] = [
     ("f", Node),
     ("b1", NativeAlone),
     ("c1", ComponentAlone),
+    ("c2", ComponentLight),
 ];
 
 impl Variant {
@@ -89,6 +94,7 @@ impl Variant {
             Node => "by hand: kafkajs + pg, a transaction per message".to_owned(),
             NativeAlone => "inbox core, one message per transaction".to_owned(),
             ComponentAlone => "oncebox, component, one message per transaction".to_owned(),
+            ComponentLight => "oncebox, component, light rows".to_owned(),
             Language(name) => format!("oncebox, component written in {name}"),
         }
     }
@@ -98,10 +104,10 @@ impl Variant {
         !matches!(self, Pgbench | ByHand | Node)
     }
 
-    /// Returns whether the variant has one message per transaction for a plain comparison with (d).
-    /// One load is enough for it.
-    pub fn is_alone(&self) -> bool {
-        matches!(self, NativeAlone | ComponentAlone)
+    /// Returns whether one load is enough for the variant: it differs from another one in a single
+    /// setting.
+    pub fn has_one_load(&self) -> bool {
+        matches!(self, NativeAlone | ComponentAlone | ComponentLight)
     }
 
     /// Returns the messages a second to expect before anything is measured. It sizes the first run.
@@ -109,7 +115,7 @@ impl Variant {
         match self {
             BatchComponent => 15_000.0,
             Native => 6_000.0,
-            Component => 4_500.0,
+            Component | ComponentLight => 4_500.0,
             Pgbench | ByHand => 1_500.0,
             Node | NativeAlone | ComponentAlone | Language(_) => 800.0,
         }
@@ -141,8 +147,8 @@ impl FromStr for Variant {
             LETTERS.iter().find(|(known, _)| *known == letter).map(|(_, variant)| variant.clone());
         found.ok_or_else(|| {
             anyhow!(
-                "there is no variant `{letter}`; there are a, b, b1, c, c1, d, \
-            e, f and g:<language>"
+                "there is no variant `{letter}`; there are a, b, b1, c, c1, c2, \
+            d, e, f and g:<language>"
             )
         })
     }
@@ -246,14 +252,18 @@ impl Variant {
             ByHand => by_hand::command(setting),
             Node => node::command(setting),
             Native | NativeAlone => native::command(setting, self.batch(setting.batch)).await?,
-            Component | BatchComponent | ComponentAlone | Language(_) => {
+            Component | BatchComponent | ComponentAlone | ComponentLight | Language(_) => {
                 let component = setting.programs.component(self);
                 let bytes = std::fs::read(&component)
                     .with_context(|| format!("failed to read `{}`", component.display()))?;
-                host::command(setting, self.batch(setting.batch), &bytes).await?
+                host::command(setting, self.batch(setting.batch), self.rows(), &bytes).await?
             }
         };
         spawn(command, setting.log)
+    }
+
+    fn rows(&self) -> RowForm {
+        if *self == ComponentLight { RowForm::Light } else { RowForm::Full }
     }
 
     fn batch(&self, batch: Batch) -> Batch {

@@ -115,6 +115,8 @@ pub struct Options {
     pub order: &'static str,
     /// The consumer subscribes to a pattern that its topic matches, not to its name.
     pub pattern: bool,
+    /// Completed messages leave light rows.
+    pub light: bool,
     /// Sources of the message id, in TOML.
     pub id: &'static str,
     /// `[batch]` of the policy, in TOML.
@@ -153,6 +155,7 @@ impl Default for Options {
             ack: "after_commit",
             order: "none",
             pattern: false,
+            light: false,
             id: "[{ header = 'id' }]",
             batch: "{}",
             deadline_ms: 2_500,
@@ -192,8 +195,10 @@ impl Options {
             String::new()
         };
         let topics = if self.pattern { format!("^{topic}$") } else { topic.to_owned() };
+        let rows = if self.light { "light" } else { "full" };
         let policy = format!(
             "topics = ['{topics}']\nack = '{ack}'\norder = '{order}'\n{sequence}\nbatch = {batch}\n\
+             inbox = '{rows}'\n\
              identity = {{ id = {id}, event_type = [{event_type}] }}\n\
              retry = {{ attempts_max = 20, backoff_min_ms = 50, backoff_max_ms = 200, lease_ms = \
              {lease_ms} }}\n\

@@ -1,11 +1,11 @@
-//! (c), (e), (g): the shipped `oncebox` program, configured by its environment.
+//! (c), (c1), (c2), (e), (g): the shipped `oncebox` program, configured by its environment.
 
 use std::{path::Path, process::Command};
 
 use anyhow::{Context, Result};
 use oncebox_control::{Control, MasterKey, NewDeployment};
 use oncebox_devkit::local::free_port;
-use oncebox_model::policy::Policy;
+use oncebox_model::policy::{Policy, RowForm};
 
 use super::{Batch, Programs, Setting, Variant};
 use crate::servers::{Database, Servers};
@@ -16,9 +16,10 @@ pub const CONSUMER: &str = "orders";
 pub(super) async fn command(
     setting: &Setting<'_>,
     batch: Batch,
+    rows: RowForm,
     component: &[u8],
 ) -> Result<Command> {
-    let admin = create_consumer(setting, batch).await?;
+    let admin = create_consumer(setting, batch, rows).await?;
     deploy(&admin, setting.servers, component).await?;
     program(setting.servers, setting.database, setting.programs, setting.log)
 }
@@ -47,17 +48,15 @@ pub fn program(
     Ok(command)
 }
 
-/// Creates the consumer. Its policy has the defaults but for the batch.
-pub(super) async fn create_consumer(setting: &Setting<'_>, batch: Batch) -> Result<Control> {
+/// Creates the consumer. Its policy has the defaults but for the batch and the form of rows.
+pub(super) async fn create_consumer(
+    setting: &Setting<'_>,
+    batch: Batch,
+    rows: RowForm,
+) -> Result<Control> {
     let admin = admin(setting.servers, setting.database)?;
-    admin
-        .consumers()
-        .create(
-            &setting.servers.tenant.name,
-            CONSUMER,
-            &policy(setting.topic, setting.group, batch)?,
-        )
-        .await?;
+    let policy = Policy { inbox: rows, ..policy(setting.topic, setting.group, batch)? };
+    admin.consumers().create(&setting.servers.tenant.name, CONSUMER, &policy).await?;
     Ok(admin)
 }
 

@@ -14,7 +14,8 @@ use crate::{
     extract::{Path, Query},
 };
 
-/// A message in the inbox, without its payload.
+/// A message in the inbox, without its payload. The row of a completed message may be light: then
+/// its event type, event version, source, payload hash and trace context are null.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = InboxRow)]
 pub struct InboxRowBody {

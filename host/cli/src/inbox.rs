@@ -384,7 +384,8 @@ fn cells(r: &InboxRowBody) -> Vec<String> {
         r.received_at.format("%F %T").to_string(),
         named(r),
         r.message_id.clone(),
-        r.event_type.clone().unwrap_or_default(),
+        // A light row has none.
+        r.event_type.clone().unwrap_or_else(|| "-".to_owned()),
         r.status.to_string(),
         r.attempts.to_string(),
         r.reason.clone().unwrap_or_default(),

@@ -77,7 +77,11 @@ fn tell(message: &MessageHistoryBody) {
     let row = &message.message;
     let reason = row.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
     println!("{} of {}/{} is {}{reason}", row.message_id, row.tenant, row.consumer, row.status);
-    let kind = row.event_type.as_deref().filter(|kind| !kind.is_empty()).unwrap_or("no event type");
+    let kind = match row.event_type.as_deref() {
+        None => "-", // a light row
+        Some("") => "no event type",
+        Some(kind) => kind,
+    };
     let mut facts = vec![kind.to_owned()];
     facts.extend(row.event_version.as_ref().map(|version| format!("event version {version}")));
     facts.extend(message.ordering_key.as_ref().map(|key| format!("key {key}")));

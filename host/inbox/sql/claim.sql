@@ -50,6 +50,8 @@
 --
 --   p_parks_forgotten  whether unknown messages that may have run are parked (see Forgotten
 --                    messages); of the call again
+--   p_light          whether a message that runs in this very transaction gets a light row (see
+--                    Light rows); of the call again
 --
 -- Columns of the answer:
 --
@@ -61,7 +63,7 @@
 --                    `parked`, or `skipped` where its aggregate is past it. `elsewhere`: another
 --                    session inserted a row despite the locks; the host rolls back and claims again
 --   known_status     status of the message's row
---   same_payload     whether the row's payload hash is that of this delivery
+--   same_payload     whether the row's payload hash is that of this delivery; true for a light row
 --   known_result     result that the row of a duplicate keeps, as JSON; null: none
 --   lost_record      true for a dead letter whose record the inbox no longer has and this delivery
 --                    may bring back; see `restore_records`
@@ -90,6 +92,13 @@
 -- marks are read in a later statement than the rows, and a host writes them before it removes rows.
 -- So a claim that misses a removed row sees the mark.
 --
+-- Light rows. With `p_light` a row that is inserted as `completed` keeps of the record its position
+-- and its timestamp alone, and what the sequence of its aggregate reads. `complete` writes the rest
+-- where the message does not complete. Rows in any other status are full. The rest is in the arrays
+-- all the same: PostgreSQL refuses here, before a handler runs, what no row can hold. `event_type`
+-- is null in light rows and in no other. A light row has no hash, so any payload under its id
+-- counts as that of the row.
+--
 -- Plans. Each statement reads one row by its key, or the head of an index. A time partition that
 -- was made ahead has no statistics, and a plan for an empty table scans all of it once it has
 -- filled. So the function plans each statement once per session (planning costs more than the
@@ -101,7 +110,7 @@ CREATE OR REPLACE FUNCTION oncebox_host.claim(
     p_key bytea[], p_ordering_key bytea[], p_source text[], p_event_type text[],
     p_event_version text[], p_content_type text[], p_trace_parent text[], p_hash bytea[],
     p_version int[], p_headers bytea[], p_payload bytea[], p_ordering bigint[], p_sequence bigint[],
-    p_parks_forgotten boolean DEFAULT true)
+    p_parks_forgotten boolean DEFAULT true, p_light boolean DEFAULT false)
 RETURNS TABLE (ordinal bigint, outcome text, known_status text, same_payload boolean,
     known_result text, lost_record boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -182,9 +191,10 @@ BEGIN
     SELECT array_agg(k.status ORDER BY u.ordinal), array_agg(k.payload_hash ORDER BY u.ordinal),
             array_agg(k.result::text ORDER BY u.ordinal), array_agg(k.is_lost ORDER BY u.ordinal)
         INTO v_status, v_hash, v_result, v_lost
-    FROM unnest(p_id) WITH ORDINALITY AS u(id, ordinal)
+    FROM unnest(p_id, p_hash) WITH ORDINALITY AS u(id, hash, ordinal)
     LEFT JOIN LATERAL (
-        SELECT i.status, i.payload_hash, i.result,
+        SELECT i.status, i.result,
+            CASE WHEN i.event_type IS NULL THEN u.hash ELSE i.payload_hash END AS payload_hash,
             oncebox.has_lost_record(i.status, i.reason, i.headers) AS is_lost
         FROM oncebox.inbox i
         WHERE i.consumer_id = p_consumer AND i.message_id = u.id AND i.retention_class = v.class
@@ -273,8 +283,14 @@ BEGIN
         ordering_position,
         sequence_version)
     SELECT p_consumer, o.id, v.class, v.bucket,
-        p_topic, p_partition, o."offset", o.timestamp_ms, o.key, o.ordering_key,
-        o.source, o.event_type, o.event_version, o.content_type, o.trace_parent,
+        p_topic, p_partition, o."offset", o.timestamp_ms,
+        CASE WHEN NOT f.is_light THEN o.key END,
+        CASE WHEN NOT f.is_light OR o.sequence IS NOT NULL THEN o.ordering_key END,
+        CASE WHEN NOT f.is_light THEN o.source END,
+        CASE WHEN NOT f.is_light THEN o.event_type END,
+        CASE WHEN NOT f.is_light THEN o.event_version END,
+        CASE WHEN NOT f.is_light THEN o.content_type END,
+        CASE WHEN NOT f.is_light THEN o.trace_parent END,
         coalesce(o.becomes, p_status),
         CASE WHEN o.becomes = 'skipped' THEN 'old_version'
             WHEN o.ordinal = ANY (v_forgotten) THEN 'horizon' ELSE o.reason END,
@@ -284,7 +300,7 @@ BEGIN
         CASE WHEN o.ordinal = ANY (v_forgotten) THEN NULL ELSE o.version END,
         CASE WHEN v_keeps OR NOT o.ordinal = ANY (v_forgotten) THEN o.payload END,
         CASE WHEN v_keeps OR NOT o.ordinal = ANY (v_forgotten) THEN o.headers END,
-        o.hash,
+        CASE WHEN NOT f.is_light THEN o.hash END,
         CASE WHEN coalesce(o.becomes, p_status) IN ('completed', 'parked', 'skipped')
             THEN now() END,
         o.ordering,
@@ -298,6 +314,8 @@ BEGIN
         AS o(id, "offset", timestamp_ms, key, ordering_key, source, event_type,
             event_version, content_type, trace_parent, hash, version, headers, payload,
             reason, known, first, ordering, becomes, sequence, ordinal)
+    CROSS JOIN LATERAL (
+        SELECT p_light AND coalesce(o.becomes, p_status) = 'completed' AS is_light) AS f
     WHERE o.known IS NULL AND coalesce(o.first, o.ordinal) = o.ordinal
     ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS v_claimed = ROW_COUNT;

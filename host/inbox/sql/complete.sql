@@ -8,6 +8,9 @@
 -- its key due. Each failure is kept in the history; a message that is parked for the horizon did
 -- not run.
 --
+-- With `p_light` a row that becomes `completed` becomes light (see `claim`): of the record it keeps
+-- its position and its timestamp alone, and what the sequence of its aggregate reads.
+--
 -- Parameters of the call:
 --
 --   p_secret         secret of the tenant, known to hosts alone
@@ -31,10 +34,18 @@
 --   p_keep           whether the row keeps headers and payload; false deletes both
 --   p_headers,       encoded headers and payload to be written; null: those of the row stay
 --   p_payload
+--   p_record         columns that a light row lacks, for a row that this transaction inserted as
+--                    light and whose message did not complete: an object with their values by name,
+--                    bytes as hexadecimal digits; null: the row has them, or is to be light
+--
+-- Parameter of the call again:
+--
+--   p_light          whether rows that become `completed` become light
 CREATE OR REPLACE FUNCTION oncebox_host.complete(
     p_secret bytea, p_consumer int, p_withdrawn text[], p_id text[], p_epoch bigint[],
     p_status text[], p_reason text[], p_error text[], p_result text[], p_delay_ms bigint[],
-    p_version int[], p_keep boolean[], p_headers bytea[], p_payload bytea[])
+    p_version int[], p_keep boolean[], p_headers bytea[], p_payload bytea[],
+    p_record jsonb[] DEFAULT NULL, p_light boolean DEFAULT false)
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
@@ -60,10 +71,11 @@ BEGIN
             RAISE EXCEPTION 'a withdrawn claim is not of this transaction' USING ERRCODE = 'OB003';
         END IF;
     END LOOP;
-    FOR s IN SELECT * FROM unnest(p_id, p_epoch, p_status, p_reason, p_error, p_result, p_delay_ms,
-                p_version, p_keep, p_headers, p_payload)
-            AS s(id, epoch, status, reason, error, result, delay_ms,
-                version, keep, headers, payload) LOOP
+    FOR s IN SELECT u.*, p_light AND u.status = 'completed' AS is_light
+            FROM unnest(p_id, p_epoch, p_status, p_reason, p_error, p_result, p_delay_ms,
+                p_version, p_keep, p_headers, p_payload, p_record)
+            AS u(id, epoch, status, reason, error, result, delay_ms,
+                version, keep, headers, payload, whole) LOOP
         UPDATE oncebox.inbox i SET
             bucket = v.bucket, status = s.status, reason = s.reason, last_error = s.error,
             result = s.result::jsonb,
@@ -83,7 +95,22 @@ BEGIN
             over_gap = i.over_gap
                 OR coalesce(i.reason = 'gap_overdue' AND s.reason <> 'gap', false),
             headers = CASE WHEN s.keep THEN coalesce(s.headers, i.headers) END,
-            payload = CASE WHEN s.keep THEN coalesce(s.payload, i.payload) END
+            payload = CASE WHEN s.keep THEN coalesce(s.payload, i.payload) END,
+            key = CASE WHEN NOT s.is_light
+                THEN coalesce(decode(s.whole->>'key', 'hex'), i.key) END,
+            ordering_key = CASE WHEN NOT s.is_light OR i.sequence_version IS NOT NULL
+                THEN coalesce(decode(s.whole->>'ordering_key', 'hex'), i.ordering_key) END,
+            source = CASE WHEN NOT s.is_light THEN coalesce(s.whole->>'source', i.source) END,
+            event_type = CASE WHEN NOT s.is_light
+                THEN coalesce(s.whole->>'event_type', i.event_type) END,
+            event_version = CASE WHEN NOT s.is_light
+                THEN coalesce(s.whole->>'event_version', i.event_version) END,
+            content_type = CASE WHEN NOT s.is_light
+                THEN coalesce(s.whole->>'content_type', i.content_type) END,
+            trace_parent = CASE WHEN NOT s.is_light
+                THEN coalesce(s.whole->>'trace_parent', i.trace_parent) END,
+            payload_hash = CASE WHEN NOT s.is_light
+                THEN coalesce(decode(s.whole->>'payload_hash', 'hex'), i.payload_hash) END
         WHERE i.consumer_id = p_consumer AND i.retention_class = v.class
           AND i.message_id = s.id AND i.epoch = s.epoch
           AND CASE WHEN s.epoch = 0 THEN i.xmin = pg_current_xact_id()::xid ELSE

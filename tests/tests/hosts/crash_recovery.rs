@@ -39,8 +39,8 @@ async fn a_host_killed_at_any_step_leaves_every_effect_once() {
 }
 
 /// What could go wrong: the same, where effect and claim are in a database that the tenant named,
-/// and the host looks after two; and where messages run in the sequence of their versions. S2-008,
-/// D14.
+/// and the host looks after two; and where messages run in the sequence of their versions and leave
+/// light rows. S2-008, D14.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_killed_at_any_step_leaves_every_effect_once_in_a_database_of_the_tenants_own() {
     dies_everywhere(true).await;
@@ -78,7 +78,8 @@ async fn dies_at(point: &'static str, own_database: bool) -> Result<()> {
     let seed = rand::random();
     let mut rng = StdRng::seed_from_u64(seed);
     let order = if own_database { "sequence" } else { "none" };
-    let fixture = HostFixture::with(Options { own_database, order, ..Options::default() }).await?;
+    let options = Options { own_database, order, light: own_database, ..Options::default() };
+    let fixture = HostFixture::with(options).await?;
     let mut load = Load::of([
         Work::Pay,
         Work::Fails(2),
@@ -404,6 +405,7 @@ async fn survive(seed: u64, order: &'static str) -> Result<String> {
         partitions: 4,
         ack: ["after_commit", "after_commit", "after_insert"].choose(&mut rng).unwrap(),
         order,
+        light: rng.random_bool(0.3),
         static_members: rng.random_bool(0.7),
         session_timeout_ms: 2_500,
         // Hosts leave the group and come back whenever they have read everything, or hardly ever.
@@ -417,10 +419,10 @@ async fn survive(seed: u64, order: &'static str) -> Result<String> {
         brokers: Some(tokio::task::spawn_blocking(|| BROKERS.kafka.bootstrap().to_owned()).await?),
         ..Options::default()
     };
-    let Options { ack, static_members, idle_after_ms, own_database, .. } = &options;
+    let Options { ack, light, static_members, idle_after_ms, own_database, .. } = &options;
     let told = format!(
-        "{ack}, static members: {static_members}, idle after {idle_after_ms} ms, own database: \
-            {own_database}"
+        "{ack}, light rows: {light}, static members: {static_members}, idle after {idle_after_ms} \
+            ms, own database: {own_database}"
     );
     let taken = Taken::one().await?;
     let mut fixture = HostFixture::with(options).await?;

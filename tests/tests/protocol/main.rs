@@ -15,6 +15,7 @@ mod identity;
 mod inbox_schema;
 mod known;
 mod leases;
+mod light;
 mod locks;
 mod order;
 mod redrive;

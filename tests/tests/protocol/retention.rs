@@ -224,6 +224,7 @@ async fn the_policy_decides_about_what_was_forgotten() {
         ("inserts", "ack = 'after_insert'"),
         ("keeps-nothing", "payload = 'none'"),
         ("inserts-nothing", "payload = 'none'\nack = 'after_insert'"),
+        ("light", "inbox = 'light'"),
     ] {
         let consumer = fixture.consumer(&consumer.tenant, name, policy).await;
         let host = fixture.host(&consumer);
@@ -237,6 +238,7 @@ async fn the_policy_decides_about_what_was_forgotten() {
         ("inserts", ("parked", Some("horizon"), 0)),
         ("keeps-nothing", ("parked", Some("horizon"), 0)),
         ("inserts-nothing", ("parked", Some("horizon"), 0)),
+        ("light", ("parked", Some("horizon"), 0)),
     ] {
         let row = fixture.admin.consumers().get("acme", name).await.unwrap();
         let policy = row.policy().unwrap();
@@ -246,7 +248,7 @@ async fn the_policy_decides_about_what_was_forgotten() {
         fixture.retry_until_settled(&host).await;
         let row = fixture.row(&again, "a").await;
         assert_eq!(row.state(), expected, "{name}");
-        assert_eq!(row.headers.is_some(), name == "inserts", "{name}");
+        assert_eq!(row.headers.is_some(), ["inserts", "light"].contains(&name), "{name}");
         if name == "runs" {
             assert_eq!(fixture.effects(&again, "a").await, 2);
             let schema = &consumer.tenant.schema_name;
@@ -260,6 +262,8 @@ async fn the_policy_decides_about_what_was_forgotten() {
             settle_forgotten(&fixture, &again, &["a"]).await;
         }
     }
+    let empty = "SELECT count(*) FROM oncebox.inbox WHERE status = 'parked' AND event_type IS NULL";
+    assert_eq!(fixture.number(empty).await, 0, "a parked row is full");
     fixture.finish().await;
 }
 

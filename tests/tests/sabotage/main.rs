@@ -277,6 +277,16 @@ static DEFECTS: &[Defect] = &[
         made: Made::Switch,
     },
     Defect {
+        name: "light_rows_stay_light",
+        scenario: "a light message that fails",
+        sees: "a light message lost its record",
+        made: Made::Functions(&[(
+            "complete",
+            "p_headers, p_payload, p_record)",
+            "p_headers, p_payload, NULL::jsonb[])",
+        )]),
+    },
+    Defect {
         name: "undecodable_dropped",
         scenario: "an undecodable record",
         sees: LOST,
@@ -698,6 +708,7 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("a swallowed error", |defect| swallowed_error(defect).map(Ok).boxed_local()),
     ("a failure in a batch", |defect| failure_in_a_batch(defect).map(Ok).boxed_local()),
     ("a failed answer in a batch", |defect| failed_answer(defect).map(Ok).boxed_local()),
+    ("a light message that fails", |defect| light_failure(defect).map(Ok).boxed_local()),
     ("an undecodable record", |defect| undecodable(defect).map(Ok).boxed_local()),
     ("a young message", |defect| young(defect).map(Ok).boxed_local()),
     ("a collision", |defect| collision(defect).map(Ok).boxed_local()),
@@ -1276,6 +1287,21 @@ async fn failed_answer(defect: Option<&Defect>) {
         "completed",
         "a rejected message completed"
     );
+    fixture.finish().await;
+}
+
+/// A message without a full row fails in a batch, and runs again from its row.
+async fn light_failure(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let policy = "inbox = 'light'\nretry = { backoff_min_ms = 1, backoff_max_ms = 1 }";
+    let consumer = fixture.simple("", policy).await;
+    let host = fixture.host(&consumer);
+    let fails = Record { key: Some(b"k".to_vec()), ..record(1, "b", "before 2 other") };
+    deliver(&host, &[record(0, "a", ""), fails, record(2, "c", "")]).await;
+    const WHOLE: &str = "SELECT count(*) FROM oncebox.inbox WHERE message_id = 'b' AND key = 'k' \
+        AND event_type = 't' AND source = 't' AND payload_hash IS NOT NULL";
+    assert_eq!(fixture.number(WHOLE).await, 1, "a light message lost its record");
+    fixture.retry_until_settled(&host).await;
     fixture.finish().await;
 }
 

@@ -663,9 +663,9 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
     create(
         &base("kafkaa = 1"),
         "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, \
-        `order`, `sequence`, `dedup`, `retention`, `payload`, `collision`, `no_route`, \
-        `wire_format`, `identity`, `schemas`, `batch`, `retry`, `dead_letters`, `replay`, \
-        `breaker`, `limits`, `alerts`, `kafka`",
+        `order`, `sequence`, `dedup`, `inbox`, `light`, `retention`, `payload`, `collision`, \
+        `no_route`, `wire_format`, `identity`, `schemas`, `batch`, `retry`, `dead_letters`, \
+        `replay`, `breaker`, `limits`, `alerts`, `kafka`",
     )
     .await;
     // S1-072, S1-073.

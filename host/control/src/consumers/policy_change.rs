@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use oncebox_model::{
     error::InboxError,
-    policy::{Ack, Dedup, Policy},
+    policy::{Ack, Dedup, Policy, RowForm},
 };
 use serde_json::{Value, json};
 use sqlx::PgConnection;
@@ -168,6 +168,7 @@ fn consequences(consumer: &Consumer, before: &Policy, after: &Policy) -> Vec<Con
     of_ack(before, after, &mut all);
     of_order(before, after, &mut all);
     of_dedup(before, after, &mut all);
+    of_inbox(before, after, &mut all);
     all
 }
 
@@ -304,6 +305,27 @@ fn of_dedup(before: &Policy, after: &Policy, all: &mut Vec<Consequence>) {
     }
 }
 
+/// Adds the consequences of another form of the rows of completed messages. Rows that exist stay as
+/// they are.
+fn of_inbox(before: &Policy, after: &Policy, all: &mut Vec<Consequence>) {
+    let mut say = |key, text: String| all.push(Consequence { key, text });
+    match (before.inbox, after.inbox) {
+        (RowForm::Full, RowForm::Light) => say(
+            "inbox",
+            "what completes from now on leaves its id, its position and its times, and cannot be \
+                found by key or type; another payload under its id passes for a duplicate"
+                .to_owned(),
+        ),
+        (RowForm::Light, RowForm::Full) => say(
+            "inbox",
+            "what completed before the change keeps its light row: another payload under its id \
+                still passes for a duplicate"
+                .to_owned(),
+        ),
+        _ => {}
+    }
+}
+
 /// Returns the error for a change of `retention`. Rows stay in their retention class, and a claim
 /// looks only there. If rows moved while an unreachable host still claims in the former class, they
 /// would be claimed twice.
@@ -401,6 +423,8 @@ mod tests {
         );
         check(PLAIN, "ack = 'after_insert'", &["ack"], &["ack"]);
         check(PLAIN, "ack = 'after_commit'\ndedup = 'off'", &["dedup"], &["dedup"]);
+        check(PLAIN, "ack = 'after_commit'\ninbox = 'light'", &["inbox"], &["inbox"]);
+        check("ack = 'after_commit'\ninbox = 'light'", PLAIN, &["inbox"], &["inbox"]);
         check(PLAIN, "ack = 'after_commit'\norder = 'key'", &["order"], &["order"]);
         check(
             "ack = 'after_commit'\norder = 'key'",

@@ -22,7 +22,7 @@ pub struct InboxRow {
     pub status: MessageStatus,
     /// Reason for the status: a [`Reason`](oncebox_model::Reason), and details after a colon.
     pub reason: Option<String>,
-    /// Type of the event, by which the handler is chosen.
+    /// Type of the event, by which the handler is chosen; none in a light row, as the next two.
     pub event_type: Option<String>,
     /// Version of the event's schema.
     pub event_version: Option<String>,
@@ -50,7 +50,7 @@ pub struct InboxRow {
     version_id: Option<i32>,
     /// Result that the handler returned.
     pub result: Option<serde_json::Value>,
-    /// HMAC-SHA-256 of the payload that came, under a key of the tenant.
+    /// HMAC-SHA-256 of the payload that came, under a key of the tenant; none in a light row.
     pub payload_hash: Option<String>,
     /// Size of the stored payload, bytes.
     pub payload_bytes: Option<i32>,
@@ -60,6 +60,14 @@ pub struct InboxRow {
     pub received_at: DateTime<Utc>,
     /// Time at which it was settled.
     pub processed_at: Option<DateTime<Utc>>,
+}
+
+impl InboxRow {
+    /// Returns whether the row is light: its message completed, and its consumer keeps no more of
+    /// it.
+    pub fn is_light(&self) -> bool {
+        self.status == MessageStatus::Completed && self.event_type.is_none()
+    }
 }
 
 /// A row with the stored parts of its record.

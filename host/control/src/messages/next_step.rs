@@ -50,12 +50,7 @@ impl MessageHistory {
     pub(super) fn next_step(&self, policy: &Policy) -> NextStep {
         let row = &self.detail.row;
         let (text, commands) = match row.status {
-            MessageStatus::Completed => (
-                "Its effect is committed. Nothing is to be done; another delivery of it is a \
-                    duplicate."
-                    .to_owned(),
-                NONE,
-            ),
+            MessageStatus::Completed => (self.completed(), NONE),
             MessageStatus::Discarded => {
                 ("It is never run any more, as someone said.".to_owned(), NONE)
             }
@@ -123,6 +118,17 @@ impl MessageHistory {
     /// Returns the reason of the message's status.
     fn reason(&self) -> Option<Reason> {
         self.detail.row.reason.as_deref().and_then(Reason::of)
+    }
+
+    /// Explains a completed message.
+    fn completed(&self) -> String {
+        let mut text = "Its effect is committed. Nothing is to be done; another delivery of it is \
+            a duplicate."
+            .to_owned();
+        if self.detail.row.is_light() {
+            text.push_str(LIGHT);
+        }
+        text
     }
 
     /// Explains a skipped message.
@@ -217,6 +223,8 @@ impl MessageHistory {
     }
 }
 
+const LIGHT: &str =
+    " Its row is light (`inbox = \"light\"`): it keeps no key, type, trace or payload.";
 const TOO_LARGE: &str = "Its payload has more bytes than `limits.payload_bytes_max` of the policy \
     allows, so that it was not kept. To run it, raise that limit and have it delivered again, \
     under the same id and with the same payload; then redrive it. Or have the producer send less, \

@@ -75,7 +75,7 @@ pub enum ClaimOutcome {
     Duplicate {
         /// Status of its row.
         status: String,
-        /// Whether both deliveries have an equal payload hash.
+        /// Whether both deliveries have an equal payload hash. True where its row is light.
         same_payload: bool,
         /// Result that its completion kept, as JSON.
         result: Option<String>,
@@ -136,6 +136,8 @@ pub struct Claimant {
     pub payload_bytes_max: usize,
     /// Whether an unknown message that the inbox may have forgotten is parked.
     pub parks_forgotten: bool,
+    /// Whether a message that completes leaves a light row.
+    pub is_light: bool,
 }
 
 impl Claimant {
@@ -194,6 +196,7 @@ pub async fn claim(
         p_ordering: is_ordered.then(|| column(requests, |o| o.ordering)),
         p_sequence: column(requests, |o| o.message.sequence.filter(|_| o.ordering.is_some())),
         p_parks_forgotten: claimant.parks_forgotten,
+        p_light: claimant.is_light,
     });
     let rows = transaction.rows(query).await?;
     let outcomes = rows.iter().map(read).collect::<Result<Vec<_>, _>>()?;

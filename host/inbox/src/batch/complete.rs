@@ -11,6 +11,7 @@ use oncebox_model::{
     outcome::{Disposition, Failure, FailureKind},
     policy::{Dedup, NoRoute, PayloadPolicy, Policy, Retry},
 };
+use serde_json::{Value, json};
 
 use crate::{
     host_call::{column, host_call},
@@ -60,8 +61,10 @@ const DELAY_MAX: Duration = Duration::from_secs(30 * 24 * 3_600);
 
 /// Rows that one transaction writes at its end, beyond its claims. A message that was claimed in
 /// this transaction and completed without a result needs none: its claim is written as `completed`.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Completion {
+    /// Whether a message that completes leaves a light row.
+    is_light: bool,
     /// Ids of claims that did not run; their rows are deleted.
     withdrawn: Vec<String>,
     /// Rows that are to be changed.
@@ -98,6 +101,8 @@ struct CompletedRow {
     keep: bool,
     headers: Option<Vec<u8>>,
     payload: Option<Vec<u8>>,
+    /// Columns that the light row of a claim lacks; none where the row is full, or stays light.
+    record: Option<Value>,
 }
 
 /// Longest text kept in `last_error`, in bytes.
@@ -151,6 +156,22 @@ pub(crate) const PAST_HORIZON: &str = "the inbox has forgotten messages up to th
 pub(crate) const SUPERSEDED: &str = Reason::OldVersion.as_str();
 
 impl Completion {
+    /// Creates a completion without rows, for a consumer with this policy.
+    pub(crate) fn new(policy: &Policy) -> Self {
+        Self {
+            is_light: policy.is_light(),
+            withdrawn: Vec::new(),
+            rows: Vec::new(),
+            failures: Vec::new(),
+        }
+    }
+
+    /// Returns what the row of a message that does not complete lacks, where its claim is light. A
+    /// leased message has a full row.
+    fn record(&self, ran: Execution<'_>) -> Option<Value> {
+        (self.is_light && ran.epoch == 0).then(|| record_of(ran.message))
+    }
+
     /// Withdraws a claim that did not run; its message comes again.
     pub fn withdraw(&mut self, id: &str) {
         if hooks::sabotage(Defect::WithdrawnClaimsStay) {
@@ -161,6 +182,7 @@ impl Completion {
 
     /// Completes a run that succeeded. Adds no row where the claim already says it all.
     pub fn succeeded(&mut self, ran: Execution<'_>, result: Option<String>, policy: &Policy) {
+        let result = result.filter(|_| policy.keeps_result());
         if ran.epoch == 0 && (result.is_none() || policy.dedup == Dedup::Off) {
             return;
         }
@@ -176,6 +198,7 @@ impl Completion {
             keep: policy.payload == PayloadPolicy::All,
             headers: None,
             payload: None,
+            record: None,
         });
     }
 
@@ -237,6 +260,7 @@ impl Completion {
             keep: true,
             headers: Some(headers::encode(&record.headers)),
             payload: record.payload.clone(),
+            record: self.record(ran),
         });
     }
 
@@ -260,6 +284,7 @@ impl Completion {
             keep,
             headers: None,
             payload: None,
+            record: self.record(ran),
         });
     }
 
@@ -310,9 +335,25 @@ impl Completion {
             keep,
             headers: keep.then(|| headers::encode(&record.headers)),
             payload: record.payload.clone().filter(|_| keep),
+            record: self.record(ran),
         });
         disposition
     }
+}
+
+/// Returns the columns that a light row lacks of a full one, as the host function `complete` takes
+/// them.
+fn record_of(message: &Message) -> Value {
+    json!({
+        "key": message.record.key.as_ref().map(hex::encode),
+        "ordering_key": message.ordering_key.as_ref().map(hex::encode),
+        "source": message.source,
+        "event_type": message.event_type,
+        "event_version": message.event_version,
+        "content_type": message.content_type,
+        "trace_parent": message.trace_parent,
+        "payload_hash": message.payload_hash.as_ref().map(hex::encode),
+    })
 }
 
 /// Returns a text that PostgreSQL accepts: of bounded length, without NUL bytes.
@@ -349,6 +390,8 @@ pub async fn complete(
         p_keep: column(rows, |r| r.keep),
         p_headers: column(rows, |r| r.headers.as_deref()),
         p_payload: column(rows, |r| r.payload.as_deref()),
+        p_record: column(rows, |r| r.record.as_ref()),
+        p_light: completion.is_light,
     });
     transaction.rows(query).await?;
     hooks::point("inbox:complete:after");

@@ -190,7 +190,7 @@ impl<'a> Rehearsal<'a> {
             return self.lost(routed, failure).await;
         }
         self.tx().recovered().await;
-        let mut completion = Completion::default();
+        let mut completion = Completion::new(&self.consumer.policy);
         if self.consumer.policy.dedup == Dedup::Off {
             // Only the record of a failure has a row, and a message that has one gets no other.
             let Routed { request, generation, .. } = routed;
@@ -216,8 +216,8 @@ impl<'a> Rehearsal<'a> {
         }
         self.transaction = Some(self.consumer.sessions.begin().await?);
         let execution = Execution::of(&routed.request.message, None);
-        let status =
-            Completion::default().failed(execution, &failure, &self.consumer.policy).status();
+        let policy = &self.consumer.policy;
+        let status = Completion::new(policy).failed(execution, &failure, policy).status();
         Ok(Rehearsed::Failed { failure, status, is_transaction_lost: true })
     }
 

@@ -238,7 +238,7 @@ impl ConsumerInbox {
             return Ok(Settled { unrecorded: Some(failure.kind), ..Settled::default() });
         };
         let message: &Message = &request.message;
-        let mut completion = Completion::default();
+        let mut completion = Completion::new(&self.policy);
         let mut results = Vec::new();
         if is_ours(&claim) {
             let version = request.version;

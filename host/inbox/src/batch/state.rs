@@ -216,7 +216,7 @@ impl<'a> BatchState<'a> {
             consumer,
             batch,
             claims,
-            completion: Completion::default(),
+            completion: Completion::new(&consumer.policy),
             sequence,
             blocked,
             results: Results::new(),

@@ -239,7 +239,7 @@ impl PartitionInbox {
     /// Returns whether a message came with a known id and another payload. Such a message is no
     /// duplicate and must not be lost.
     fn collides(&self, claimed: &ClaimOutcome) -> bool {
-        let is_kept = self.consumer.policy.collision != Collision::Ignore
+        let is_kept = self.consumer.policy.collision() != Collision::Ignore
             && !hooks::sabotage(Defect::CollisionsDropped);
         is_kept && matches!(claimed, ClaimOutcome::Duplicate { same_payload: false, .. })
     }

@@ -130,6 +130,7 @@ impl TrialContext {
             payload: PayloadPolicy::None,
             payload_bytes_max: 0,
             parks_forgotten: false,
+            is_light: false,
         };
         claim(transaction, claimant, &[], InitialStatus::Completed).await.map(drop)
     }

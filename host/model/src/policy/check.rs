@@ -1,8 +1,8 @@
 //! The checks of a policy. All problems are reported at once.
 
 use super::{
-    Ack, DeadLetters, Dedup, IdSource, KeySource, Order, PastHorizon, PayloadPolicy, Policy,
-    TypeSource, VersionSource, WATCHED_MAX, WireFormat, retry::LEASE_ROOM_MS, schemas,
+    Ack, Collision, DeadLetters, Dedup, IdSource, KeySource, Order, PastHorizon, PayloadPolicy,
+    Policy, TypeSource, VersionSource, WATCHED_MAX, WireFormat, retry::LEASE_ROOM_MS, schemas,
 };
 use crate::{error::InboxError, problem::Problem};
 
@@ -215,7 +215,11 @@ impl Policy {
              log in and record the failure",
             self.retry.lease_ms, self.limits.deadline_ms
         );
-        let rules = self.identity_rules().into_iter().chain(self.failure_rules(&lease));
+        let rules = self
+            .identity_rules()
+            .into_iter()
+            .chain(self.light_rules())
+            .chain(self.failure_rules(&lease));
         for (key, _, text) in rules.filter(|(_, is_broken, _)| *is_broken) {
             // A key that is wrong by itself is reported once.
             if !found.iter().any(|problem| problem.key == key) {
@@ -263,6 +267,37 @@ impl Policy {
                 self.replay.past_horizon == PastHorizon::ParkByTime && self.dedup == Dedup::Off,
                 "`replay.past_horizon = \"park_by_time\"` needs `dedup = \"inbox\"`: without it nothing is \
                     remembered of any message",
+            ),
+        ]
+    }
+
+    /// Returns the rules between the form of rows and what only one form can do, as
+    /// [`Self::identity_rules`] does.
+    fn light_rules(&self) -> [(&'static str, bool, &'static str); 4] {
+        let is_light = self.is_light();
+        [
+            (
+                "inbox",
+                is_light && self.dedup == Dedup::Off,
+                "`inbox = \"light\"` needs `dedup = \"inbox\"`: without it a message that \
+                    completes leaves no row at all",
+            ),
+            (
+                "payload",
+                is_light && self.payload == PayloadPolicy::All,
+                "`payload = \"all\"` needs `inbox = \"full\"`: a light row keeps no payload",
+            ),
+            (
+                "collision",
+                is_light && self.collision == Some(Collision::Park),
+                "`collision = \"park\"` needs `inbox = \"full\"`: a light row keeps no hash of its \
+                    payload, so that another payload under its id is not noticed; leave the key \
+                    out, or set it to \"ignore\"",
+            ),
+            (
+                "light.result",
+                !is_light && self.light.result,
+                "`light.result` needs `inbox = \"light\"`: a full row keeps the result in any case",
             ),
         ]
     }

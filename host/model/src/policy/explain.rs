@@ -257,7 +257,7 @@ impl Policy {
             NoRoute::Skip => "is skipped, and its row keeps no payload",
             NoRoute::Reject => "is a dead letter at once",
         };
-        let collision = match self.collision {
+        let collision = match self.collision() {
             Collision::Park => "is parked beside the first",
             Collision::Ignore => "is taken for a duplicate",
         };
@@ -283,6 +283,23 @@ impl Policy {
     }
 
     fn keeps(&self) -> String {
+        format!("{}{}", self.keeps_record(), self.strips())
+    }
+
+    /// Describes what leaves the row of a message when it completes.
+    fn strips(&self) -> String {
+        if !self.is_light() {
+            return String::new();
+        }
+        let result = if self.light.result { ", the handler's result" } else { "" };
+        format!(
+            " The row of a message that completed is light: it keeps the id, the position, the \
+                version that ran it{result} and the times, and neither key, type, trace nor the \
+                payload's hash."
+        )
+    }
+
+    fn keeps_record(&self) -> &'static str {
         match self.payload {
             PayloadPolicy::Failed => {
                 "Payload and headers stay in the row of a message until it \
@@ -298,7 +315,6 @@ impl Policy {
                     back."
             }
         }
-        .to_owned()
     }
 
     fn breaks(&self) -> String {
@@ -450,6 +466,13 @@ mod tests {
             ("no_route = 'skip'", "is skipped"),
             ("no_route = 'reject'", "takes is a dead letter at once"),
             ("collision = 'ignore'", "taken for a duplicate"),
+            ("inbox = 'light'", "another payload is taken for a duplicate"),
+            (
+                "inbox = 'light'",
+                "until it completes. The row of a message that completed is light: it keeps the \
+                    id, the position, the version that ran it and the times, and neither key",
+            ),
+            ("inbox = 'light'\nlight = { result = true }", "ran it, the handler's result and"),
             ("breaker = { enabled = false }", "no circuit breaker"),
             ("retry = { attempts_max = 1 }", "fails is a dead letter at once."),
             (

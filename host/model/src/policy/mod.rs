@@ -2,6 +2,8 @@
 
 // The sources of a message's id, event type, ordering key and version.
 mod source;
+// The form of the rows of completed messages.
+mod light;
 // The messages that run in order.
 mod order;
 // The bounds of a transaction.
@@ -42,6 +44,7 @@ pub use self::{
         BrokerRetention, Horizon, HorizonInput, HorizonVerdict, MARGIN, Redelivery, TimeSpan,
         TopicRetention, TopicSettings,
     },
+    light::{LightRows, RowForm},
     limits::{Limits, OF_CONSUMER},
     native::{TOPICS_MAX, group_fault, is_pattern, properties_fault, topic_fault, topics_fault},
     order::{Gap, Order, Sequence},
@@ -69,15 +72,22 @@ pub struct Policy {
     /// Deduplication by the inbox.
     #[serde(default)]
     pub dedup: Dedup,
+    /// Form of the rows of completed messages.
+    #[serde(default, skip_serializing_if = "RowForm::is_full")]
+    pub inbox: RowForm,
+    /// What light rows keep beside what all of them do.
+    #[serde(default, skip_serializing_if = "LightRows::is_default")]
+    pub light: LightRows,
     /// Time for which the inbox remembers a completed message.
     #[serde(default)]
     pub retention: Retention,
     /// Rows that keep payload and headers.
     #[serde(default)]
     pub payload: PayloadPolicy,
-    /// Treatment of a known id that comes with another payload.
-    #[serde(default)]
-    pub collision: Collision,
+    /// Treatment of a known id that comes with another payload; none for the default of the rows'
+    /// form. See [`Policy::collision`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub collision: Option<Collision>,
     /// Treatment of a message that no deployment takes.
     #[serde(default)]
     pub no_route: NoRoute,
@@ -196,10 +206,10 @@ pub enum PayloadPolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Collision {
-    /// It is kept as a parked row of its own, `<id>#<hash>`.
+    /// It is kept as a parked row of its own, `<id>#<hash>`. The default with full rows.
     #[default]
     Park,
-    /// It is taken for a duplicate.
+    /// It is taken for a duplicate. The default with light rows, which keep no hash of a payload.
     Ignore,
 }
 
@@ -388,7 +398,8 @@ mod tests {
         let policy = "topics = ['t']\nack = 'after_commit'\norder = 'key'\nwire_format = \
             'confluent'\nsequence = { version = { header = 'v' }, first = 1 }\nretry = { preset = \
             'seed-002', age_max_ms = 1 }\ndead_letters = { topic = 'd' }\nreplay = { allowed = \
-            false }\nlimits = { transactions_max = 1, messages_per_second = 1 }";
+            false }\nlimits = { transactions_max = 1, messages_per_second = 1 }\ninbox = \
+            'light'\nlight = { result = true }\ncollision = 'ignore'";
         let policy =
             serde_json::to_value(Policy::parse(policy).expect("a policy")).expect("a value");
         let mut keys = Vec::new();

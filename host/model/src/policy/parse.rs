@@ -296,6 +296,8 @@ mod tests {
             "schemas",
             "order",
             "dedup",
+            "inbox",
+            "light",
             "retention",
             "payload",
             "collision",

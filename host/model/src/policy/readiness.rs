@@ -175,14 +175,14 @@ impl Policy {
         } else {
             "tenant and consumer"
         };
-        let collision = match self.collision {
+        let collision = match self.collision() {
             Collision::Park => "the same id with another payload is parked as `collision`",
             Collision::Ignore => {
                 "the same id with another payload is taken for a duplicate, unseen"
             }
         };
         (
-            if self.collision == Collision::Park { Holds } else { Look },
+            if self.collision() == Collision::Park { Holds } else { Look },
             format!("within {within}; {collision}"),
         )
     }
@@ -308,6 +308,7 @@ mod tests {
         assert_eq!(missing("dedup = 'off'\nreplay = { allowed = false }"), 4);
         assert_eq!(missing("collision = 'ignore'"), 0);
         assert_eq!(standings("collision = 'ignore'")[2], Look);
+        assert_eq!(standings("inbox = 'light'")[2], Look, "light rows keep no hash");
         assert_eq!(
             (standings("")[10], standings("payload = 'none'")[10]),
             (Holds, Look),

@@ -46,7 +46,9 @@ async fn any_history_keeps_what_it_must() {
 async fn one(seed: u64) -> (usize, i64) {
     let mut random = StdRng::seed_from_u64(seed);
     let fixture = InboxFixture::new().await;
-    let policy = format!("{}\n{QUICK}", ["", "order = 'key'"][random.random_range(0..2)]);
+    let order = ["", "order = 'key'"][random.random_range(0..2)];
+    let rows = ["", "inbox = 'light'"][random.random_range(0..2)];
+    let policy = format!("{order}\n{rows}\n{QUICK}");
     let consumer = fixture.simple("", &policy).await;
     let host = fixture.host(&consumer);
     let mut log: Vec<Known> = Vec::new();
