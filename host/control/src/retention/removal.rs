@@ -113,7 +113,7 @@ async fn begin(
     const BEGIN: &str = "INSERT INTO oncebox.removal AS r \
             (partition_name, retention_class, from_at, to_at, host) \
         VALUES ($1, $2, $3, $4, $5) \
-        ON CONFLICT (partition_name) DO UPDATE SET host = excluded.host, error = NULL, \
+        ON CONFLICT (partition_name) DO UPDATE SET host = excluded.host, \
             state = CASE r.state WHEN 'dropped' THEN 'moving' ELSE r.state END, \
             began_at = CASE r.state WHEN 'dropped' THEN now() ELSE r.began_at END, \
             moved = CASE r.state WHEN 'dropped' THEN 0 ELSE r.moved END, \
@@ -287,8 +287,8 @@ async fn drop_table(
     connection: &mut PgConnection,
     partition: &TimePartition,
 ) -> Result<(), InboxError> {
-    const DROPPED: &str = "UPDATE oncebox.removal SET state = 'dropped', dropped_at = now() \
-        WHERE partition_name = $1";
+    const DROPPED: &str = "UPDATE oncebox.removal SET state = 'dropped', dropped_at = now(), \
+        error = NULL WHERE partition_name = $1";
     const AGAIN: &str = "UPDATE oncebox.removal SET state = 'moving' WHERE partition_name = $1";
     let TimePartition { name, class, from_at, to_at, .. } = partition;
     let mut tx = connection.begin().await?;
