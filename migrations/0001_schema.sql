@@ -417,9 +417,12 @@ CREATE TABLE oncebox.inbox (
     payload               bytea,
     headers               bytea,
     -- HMAC-SHA-256 of the payload of the first delivery, under a key of the tenant, which no
-    -- rotation changes. Never changes, so that a redelivery is compared with what came. Null:
-    -- the record has no payload, or the row is light.
+    -- rotation changes. A redelivery is compared with it, so that an erasure alone changes it. Null:
+    -- the record has no payload, or the row is light or erased.
     payload_hash          bytea,
+    -- Time of the erasure of all that the row held of the payload. The row then stays as it is, and
+    -- any delivery of its id is a duplicate. Null: not erased.
+    erased_at             timestamptz,
     -- Begin of the transaction that inserted the row.
     received_at           timestamptz NOT NULL DEFAULT now(),
     -- Time of the last change to a status in which nothing is due: `completed`, `failed_terminal`,
@@ -457,7 +460,10 @@ CREATE TABLE oncebox.inbox (
         CHECK ((status IN ('received', 'failed_retryable')) = (next_attempt_at IS NOT NULL)),
     CONSTRAINT inbox_failure_has_reason CHECK (
         status NOT IN ('failed_retryable', 'failed_terminal', 'parked') OR reason IS NOT NULL),
-    CONSTRAINT inbox_ordering_whole CHECK ((ordering_hash IS NULL) = (ordering_position IS NULL))
+    CONSTRAINT inbox_ordering_whole CHECK ((ordering_hash IS NULL) = (ordering_position IS NULL)),
+    CONSTRAINT inbox_erased_is_empty CHECK (erased_at IS NULL
+        OR (payload IS NULL AND headers IS NULL AND payload_hash IS NULL AND result IS NULL
+            AND last_error IS NULL AND status IN ('completed', 'skipped', 'discarded')))
 ) PARTITION BY LIST (retention_class);
 
 CREATE TABLE oncebox.inbox_7d        PARTITION OF oncebox.inbox
@@ -558,14 +564,14 @@ CREATE TABLE oncebox.inbox_history (
     at                    timestamptz NOT NULL DEFAULT now(),
     event                 text NOT NULL CONSTRAINT inbox_history_event_known
         CHECK (event IN ('failed', 'crashed', 'interrupted', 'redriven', 'discarded', 'retried',
-            'edited', 'restored')),
+            'edited', 'restored', 'erased')),
     -- Number of the run, since the message was first received or last redriven.
     attempt               int,
     -- Version that ran the message. Null: it did not run.
     version_id            int,
     -- Reason of a failed run, as in the inbox, or the reason that an operator gave.
     reason                text,
-    -- Text of the failure.
+    -- Text of the failure. Null: none, or the message was erased.
     error                 text,
     -- Name of the operator's token or user. Null: no operator acted.
     actor                 text,
@@ -580,7 +586,7 @@ CREATE TABLE oncebox.inbox_edit (
     edit_number           int NOT NULL CHECK (edit_number > 0),
     -- Time of the edit.
     at                    timestamptz NOT NULL DEFAULT now(),
-    -- Payload before the edit.
+    -- Payload before the edit. Null: none, or the message was erased.
     payload               bytea,
     PRIMARY KEY (consumer_id, message_id, edit_number)
 );
@@ -650,6 +656,66 @@ CREATE TABLE oncebox.removal (
     CONSTRAINT removal_dropped_has_time CHECK ((state = 'dropped') = (dropped_at IS NOT NULL))
 );
 CREATE INDEX removal_unfinished ON oncebox.removal (to_at) WHERE state <> 'dropped';
+
+-- Erasures ---------------------------------------------------------------------------------------
+
+-- The erasures that are under way: a row from the begin of each to its end. It says how far the
+-- erasure is, so that a repeated command continues. An erasure looks at the messages of each of its
+-- consumers in the order of their ids, again and again, until two passes in a row find nothing to
+-- erase.
+CREATE TABLE oncebox.erasure (
+    erasure_id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    tenant_id             int NOT NULL REFERENCES oncebox.tenant ON DELETE CASCADE,
+    -- Consumer whose messages are erased. Null: all consumers of the tenant.
+    consumer_id           int REFERENCES oncebox.consumer ON DELETE CASCADE,
+    -- HMAC-SHA-256 of the id or the key that selects the messages, under a key of the tenant.
+    subject               bytea NOT NULL CHECK (length(subject) = 32),
+    -- Operator who began it, and the reason for it.
+    actor                 text NOT NULL,
+    reason                text NOT NULL,
+    began_at              timestamptz NOT NULL DEFAULT now(),
+    -- Number of the pass, from 1.
+    pass                  int NOT NULL DEFAULT 1,
+    -- Consumer and id of the message that this pass looked at last. The id is empty before the
+    -- first message of the consumer.
+    at_consumer           int NOT NULL DEFAULT 0,
+    at_message            text NOT NULL DEFAULT '',
+    -- Messages that this pass found and that were not erased.
+    found                 bigint NOT NULL DEFAULT 0,
+    -- Passes in a row, before this one, that found nothing. The erasure ends with the second.
+    empty_passes          int NOT NULL DEFAULT 0,
+    -- Time of the last request or vacuum. A request that comes a minute later begins a new pass.
+    worked_at             timestamptz NOT NULL DEFAULT now(),
+    -- Transactions with claims that were open when this pass began: it waits for their end, since
+    -- their messages are not seen before.
+    waits_for             text[] NOT NULL DEFAULT '{}',
+    -- Messages that all passes looked at.
+    looked_at             bigint NOT NULL DEFAULT 0,
+    -- Messages that were erased before the first pass came to them.
+    already_erased        bigint NOT NULL DEFAULT 0,
+    -- Erased payloads of edits, texts of failures in the history, and differences of shadows.
+    edits                 bigint NOT NULL DEFAULT 0,
+    errors                bigint NOT NULL DEFAULT 0,
+    differences           bigint NOT NULL DEFAULT 0,
+    -- Tables with dead versions of erased rows: those that are still to be vacuumed, those that
+    -- were, and the errors of those that could not be.
+    to_vacuum             text[] NOT NULL DEFAULT '{}',
+    vacuumed              text[] NOT NULL DEFAULT '{}',
+    not_vacuumed          text[] NOT NULL DEFAULT '{}'
+);
+CREATE UNIQUE INDEX erasure_subject
+    ON oncebox.erasure (tenant_id, coalesce(consumer_id, 0), subject);
+
+-- The messages that an erasure under way has found. Deleted with its row.
+CREATE TABLE oncebox.erased_message (
+    erasure_id            bigint NOT NULL REFERENCES oncebox.erasure ON DELETE CASCADE,
+    consumer_id           int NOT NULL,
+    message_id            text NOT NULL,
+    -- Status before the erasure. Null: not erased yet, since a worker held the message.
+    status                text,
+    PRIMARY KEY (erasure_id, consumer_id, message_id)
+);
+CREATE INDEX erased_message_held ON oncebox.erased_message (erasure_id) WHERE status IS NULL;
 
 -- Hosts ------------------------------------------------------------------------------------------
 

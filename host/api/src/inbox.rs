@@ -66,6 +66,8 @@ pub struct InboxRowBody {
     pub received_at: DateTime<Utc>,
     /// Time at which the message was settled.
     pub processed_at: Option<DateTime<Utc>>,
+    /// Time at which all that the row held of the payload was erased.
+    pub erased_at: Option<DateTime<Utc>>,
 }
 
 impl From<oncebox_control::InboxRow> for InboxRowBody {
@@ -94,6 +96,7 @@ impl From<oncebox_control::InboxRow> for InboxRowBody {
             trace_parent: row.trace_parent,
             received_at: row.received_at,
             processed_at: row.processed_at,
+            erased_at: row.erased_at,
         }
     }
 }
@@ -149,8 +152,8 @@ pub struct MessageHistoryBody {
 pub struct HistoryEventBody {
     /// Time of the event.
     pub at: DateTime<Utc>,
-    /// Kind: `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `edited` or
-    /// `restored`.
+    /// Kind: `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `edited`,
+    /// `restored` or `erased`.
     pub event: String,
     /// Number of the run, since the message was first received or last redriven.
     pub attempt: Option<i32>,

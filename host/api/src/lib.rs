@@ -14,6 +14,7 @@ mod consumers;
 mod deployments;
 mod doctor;
 mod edit;
+mod erase;
 mod error;
 mod export;
 mod extract;

@@ -16,8 +16,8 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
     Api, audit, auth::ROLE_KEY, bulk, changes, consumer_changes, consumers, deployments, doctor,
-    edit, error::ProblemDetails, export, handlers, horizon, hosts, inbox, migrations, retention,
-    seek, shadows, storage, tenant_changes, tenants, tokens, versions, whoami,
+    edit, erase, error::ProblemDetails, export, handlers, horizon, hosts, inbox, migrations,
+    retention, seek, shadows, storage, tenant_changes, tenants, tokens, versions, whoami,
 };
 
 /// Returns the routes and their document. A route that is missing here does not exist.
@@ -58,6 +58,7 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(inbox::backlog))
         .routes(routes!(export::export))
         .routes(routes!(edit::edit))
+        .routes(routes!(erase::erase))
         .routes(routes!(bulk::redrive))
         .routes(routes!(bulk::discard))
         .routes(routes!(bulk::retry))

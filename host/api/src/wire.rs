@@ -16,6 +16,7 @@ pub use crate::{
     },
     doctor::{DoctorReport, FindingBody},
     edit::NewEdit,
+    erase::{ErasedCountBody, ErasureBody, ErasureProofBody, NewErasure},
     error::{Code, ProblemBody, ProblemDetails},
     export::InboxExport,
     handlers::HandlerBody,

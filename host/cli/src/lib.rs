@@ -33,6 +33,7 @@ mod apply;
 // Messages.
 mod inbox;
 mod why;
+mod erase;
 // What the inbox remembers.
 mod horizon;
 // The installation.
@@ -138,6 +139,8 @@ enum ApiCommand {
     Inbox(inbox::InboxCommand),
     /// Show the history of a message: what became of it, what it waits for, what to do
     Why(why::WhyArgs),
+    /// Erase the payloads of a data subject, and prove it
+    Erase(erase::EraseArgs),
     /// List the hosts that run
     Hosts,
     /// Look whether the database keeps tenants apart, and say what to do where it does not
@@ -277,6 +280,7 @@ async fn speak(api: &Api, command: ApiCommand, json: bool) -> Result<()> {
         ApiCommand::Apply(args) => apply::run(api, args, json).await,
         ApiCommand::Inbox(command) => inbox::run(api, command, json).await,
         ApiCommand::Why(args) => why::run(api, args, json).await,
+        ApiCommand::Erase(args) => erase::run(api, args, json).await,
         ApiCommand::Hosts => hosts::run(api, json).await,
         ApiCommand::Doctor => doctor::run(api, json).await,
         ApiCommand::Retention(command) => retention::run(api, command, json).await,

@@ -72,15 +72,25 @@ impl Audit<'_> {
         subject: Subject,
         details: Value,
     ) -> Result<(), InboxError> {
+        self.record_with_id(connection, action, subject, details).await.map(drop)
+    }
+
+    /// Records a change, and returns the id of the entry.
+    pub(crate) async fn record_with_id(
+        &self,
+        connection: &mut PgConnection,
+        action: &str,
+        subject: Subject,
+        details: Value,
+    ) -> Result<i64, InboxError> {
         const INSERT: &str = "INSERT INTO oncebox.audit (actor, action, subject, tenant, details) \
-            VALUES ($1, $2, $3, $4, $5)";
-        let query = sqlx::query(INSERT)
+            VALUES ($1, $2, $3, $4, $5) RETURNING audit_id";
+        let query = sqlx::query_scalar(INSERT)
             .bind(&self.0.actor)
             .bind(action)
             .bind(subject.text)
             .bind(subject.tenant)
             .bind(details);
-        query.execute(connection).await?;
-        Ok(())
+        Ok(query.fetch_one(connection).await?)
     }
 }

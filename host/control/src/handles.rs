@@ -55,6 +55,10 @@ pub struct Retention<'a>(pub(crate) &'a Control);
 #[derive(Clone, Copy)]
 pub struct Storage<'a>(pub(crate) &'a Control);
 
+/// Erases what the inbox holds of the payloads of a data subject.
+#[derive(Clone, Copy)]
+pub struct Erasures<'a>(pub(crate) &'a Control);
+
 /// Checks that tenants are kept apart in the live databases.
 #[derive(Clone, Copy)]
 pub struct Doctor<'a>(pub(crate) &'a Control);
@@ -123,6 +127,11 @@ impl Control {
     /// Returns the handle of the size of inboxes.
     pub fn storage(&self) -> Storage<'_> {
         Storage(self)
+    }
+
+    /// Returns the handle of erasures.
+    pub fn erasures(&self) -> Erasures<'_> {
+        Erasures(self)
     }
 
     /// Returns the handle of checks of the live databases.

@@ -28,6 +28,8 @@ mod database;
 mod retention;
 // The size of inboxes, by consumer, and their size to come.
 mod storage;
+// The erasure of the payloads of a data subject.
+mod erasure;
 // Checks on the live database that tenants are kept apart.
 mod doctor;
 
@@ -59,9 +61,10 @@ pub use deployments::{
     version::{HandlerRow, NewVersion, Version},
 };
 pub use doctor::{Finding, HostLimits, Severity};
+pub use erasure::{ErasedCount, ErasureProgress, ErasureProof, ErasureRequest, ErasureTarget};
 pub use handles::{
-    Audit, Consumers, Deployments, Doctor, Hosts, Messages, Reconciliation, Retention, Shadows,
-    Storage, TenantDatabases, Tenants, Tokens, Versions,
+    Audit, Consumers, Deployments, Doctor, Erasures, Hosts, Messages, Reconciliation, Retention,
+    Shadows, Storage, TenantDatabases, Tenants, Tokens, Versions,
 };
 pub use hosts::{
     ConsumerStatus, Duplicates, Host, HostConsumerStatus, HostProgress, Progress, RunState,

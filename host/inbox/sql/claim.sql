@@ -63,7 +63,8 @@
 --                    `parked`, or `skipped` where its aggregate is past it. `elsewhere`: another
 --                    session inserted a row despite the locks; the host rolls back and claims again
 --   known_status     status of the message's row
---   same_payload     whether the row's payload hash is that of this delivery; true for a light row
+--   same_payload     whether the row's payload hash is that of this delivery; true for a light row,
+--                    and for a message that was erased
 --   known_result     result that the row of a duplicate keeps, as JSON; null: none
 --   lost_record      true for a dead letter whose record the inbox no longer has and this delivery
 --                    may bring back; see `restore_records`
@@ -188,13 +189,15 @@ BEGIN
     END IF;
 
     -- The rows of the ids: a later statement, whose snapshot is younger than the locks.
-    SELECT array_agg(k.status ORDER BY u.ordinal), array_agg(k.payload_hash ORDER BY u.ordinal),
+    -- An erased message has no hash any more, so that any payload counts as its own.
+    SELECT array_agg(k.status ORDER BY u.ordinal), array_agg(k.hash ORDER BY u.ordinal),
             array_agg(k.result::text ORDER BY u.ordinal), array_agg(k.is_lost ORDER BY u.ordinal)
         INTO v_status, v_hash, v_result, v_lost
     FROM unnest(p_id, p_hash) WITH ORDINALITY AS u(id, hash, ordinal)
     LEFT JOIN LATERAL (
         SELECT i.status, i.result,
-            CASE WHEN i.event_type IS NULL THEN u.hash ELSE i.payload_hash END AS payload_hash,
+            CASE WHEN i.event_type IS NULL OR i.erased_at IS NOT NULL
+                THEN u.hash ELSE i.payload_hash END AS hash,
             oncebox.has_lost_record(i.status, i.reason, i.headers) AS is_lost
         FROM oncebox.inbox i
         WHERE i.consumer_id = p_consumer AND i.message_id = u.id AND i.retention_class = v.class

@@ -9,6 +9,7 @@ mod counted;
 mod deployments;
 mod doctor;
 mod effect_once;
+mod erase;
 mod failures;
 mod host_functions;
 mod identity;

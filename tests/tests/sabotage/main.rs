@@ -17,7 +17,9 @@ use std::{
 use anyhow::Result;
 use chrono::{DateTime, Utc};
 use futures::{FutureExt, future::LocalBoxFuture};
-use oncebox_control::{Action, BulkAction, DeploymentRole, Edit, Filter, NewDeployment};
+use oncebox_control::{
+    Action, BulkAction, DeploymentRole, Edit, ErasureRequest, ErasureTarget, Filter, NewDeployment,
+};
 use oncebox_inbox::{
     Admission, AdmissionRequest, Budget, Class, HostBounds, Scheduler, SessionSettings, Sessions,
     retry::{self, poller::release_unblocked},
@@ -668,6 +670,26 @@ static DEFECTS: &[Defect] = &[
         made: Made::Functions(&[("edit", "p_as_of, p_actor", "now(), p_actor")]),
     },
     Defect {
+        name: "erase_forgets_edits",
+        scenario: "an erased letter that comes again",
+        sees: "a payload is still readable",
+        made: Made::Functions(&[(
+            "erase",
+            "UPDATE oncebox.inbox_edit e SET payload = NULL",
+            "UPDATE oncebox.inbox_edit e SET payload = e.payload",
+        )]),
+    },
+    Defect {
+        name: "erased_payload_comes_back",
+        scenario: "an erased letter that comes again",
+        sees: "a payload came back",
+        made: Made::Functions(&[(
+            "claim",
+            "i.event_type IS NULL OR i.erased_at IS NOT NULL",
+            "i.event_type IS NULL",
+        )]),
+    },
+    Defect {
         name: "discard_forgets_its_key",
         scenario: "a discarded message of a key",
         sees: FORGOTTEN,
@@ -765,6 +787,7 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("a dead letter that lost its record", |defect| lost_record(defect).map(Ok).boxed_local()),
     ("an edited letter that comes again", |defect| edited(defect).map(Ok).boxed_local()),
     ("an edit that is asked for twice", |defect| edited_twice(defect).map(Ok).boxed_local()),
+    ("an erased letter that comes again", |defect| erased(defect).map(Ok).boxed_local()),
     ("a discarded message of a key", |defect| discarded(defect).map(Ok).boxed_local()),
     ("a discard beside a claim of its key", |defect| {
         discard_beside_a_claim(defect).map(Ok).boxed_local()
@@ -963,6 +986,7 @@ async fn change(fixture: &InboxFixture, function: &str, from: &str, to: &str) {
         "release_unblocked",
         "act_on_messages",
         "edit",
+        "erase",
         "next_of_key",
         "version_of",
     ]
@@ -2152,6 +2176,25 @@ async fn edit(
 ) -> Result<(), InboxError> {
     let edit = Edit { payload: payload.into(), reason: "a test".to_owned(), as_of };
     fixture.admin.messages().edit_message("acme", "orders", "a", &edit).await
+}
+
+/// A letter that was mended and then erased.
+async fn erased(defect: Option<&Defect>) {
+    const READABLE: &str = "SELECT (SELECT count(*) FROM oncebox.inbox WHERE payload IS NOT NULL) \
+        + (SELECT count(*) FROM oncebox.inbox_edit WHERE payload IS NOT NULL)";
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    let host = fixture.host(&consumer);
+    let letter = record(0, "a", "park");
+    deliver(&host, std::slice::from_ref(&letter)).await;
+    edit(&fixture, "reject", None).await.unwrap();
+    let target = ErasureTarget::MessageId("a".to_owned());
+    let request = ErasureRequest { target, consumer: None, reason: "a test".to_owned() };
+    while fixture.admin.erasures().erase("acme", &request).await.unwrap().proof.is_none() {}
+    assert_eq!(fixture.number(READABLE).await, 0, "a payload is still readable");
+    deliver(&host, &[letter]).await;
+    assert_eq!(fixture.number(READABLE).await, 0, "a payload came back");
+    fixture.finish().await;
 }
 
 /// A dead letter of which nothing was kept comes again, first with another payload.

@@ -999,6 +999,7 @@ Commands:
   apply        Make tenants, consumers and deployments what a file says
   inbox        Look into the inbox
   why          Show the history of a message: what became of it, what it waits for, what to do
+  erase        Erase the payloads of a data subject, and prove it
   hosts        List the hosts that run
   doctor       Look whether the database keeps tenants apart, and say what to do where it does not
   retention    What is removed when, and removing it now
@@ -1076,6 +1077,7 @@ Commands:
         ),
         (&["inbox", "discard", "--help"], "Why: kept with each message and in the audit log"),
         (&["inbox", "retry", "--help"], "Only count the messages, and change nothing"),
+        (&["erase", "--help"], "Write the proof to this file, which must not be there yet"),
         (&["component", "encode", "--help"], "Where to write the component"),
         (&["serve", "--help"], "[env: ONCEBOX_CONFIG=]"),
         (&["dev", "--help"], "Usage: oncebox dev"),

@@ -10,6 +10,7 @@ mod cli_server;
 mod compilations;
 mod compiler_process;
 mod docs;
+mod erase;
 mod handler_test;
 mod local_services;
 mod tidy;

@@ -64,6 +64,7 @@ static TEXTS: &[&str] = texts![
     // Actions of operators and tenants.
     "act_on_messages",
     "edit",
+    "erase",
     "migration_applied",
     // Questions about a row.
     "bucket_at",

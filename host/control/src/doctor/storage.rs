@@ -45,6 +45,16 @@ pub(super) const CHECKS: &[Check] = &[
     .advice("mend what the error names; hosts try again at every run, and `oncebox retention run` \
         does so at once"),
     Check::new(
+        "erasures",
+        "no erasure was left unfinished for longer than a day",
+        "SELECT 'warning', format('an erasure of messages of tenant `%s` began at %s and is not \
+            finished: %s', t.name, e.began_at, e.reason), NULL::text
+         FROM oncebox.erasure e JOIN oncebox.tenant t USING (tenant_id)
+         WHERE e.began_at < now() - interval '1 day'",
+    )
+    .advice("repeat the command, which continues where it stopped; `oncebox audit` has it as \
+        `erase.begin`"),
+    Check::new(
         "indexes",
         "every index of the inbox is valid",
         "SELECT 'error', format('the index %s is not valid, so that claims are slow or not \

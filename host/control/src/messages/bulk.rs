@@ -116,6 +116,9 @@ impl Messages<'_> {
             Some(as_of) => as_of,
             None => sqlx::query_scalar("SELECT now()").fetch_one(&database.pool).await?,
         };
+        if bulk.action != Action::Discard {
+            refuse_erased(&database.pool, &consumer, &bulk.message_ids).await?;
+        }
         let selection = Selection { consumer: &consumer, bulk, versions: &versions, as_of };
         let mut changed = 0;
         if bulk.limit > 0 {
@@ -179,6 +182,33 @@ impl Messages<'_> {
             .bind(&bulk.reason);
         Ok(query.fetch_one(connection).await?.into())
     }
+}
+
+/// Refuses a run of messages that an operator names and that are erased.
+async fn refuse_erased(
+    database: &PgPool,
+    consumer: &Consumer,
+    ids: &[String],
+) -> Result<(), InboxError> {
+    const ERASED: &str = "SELECT message_id, erased_at FROM oncebox.inbox WHERE consumer_id = $1 \
+        AND message_id = ANY ($2) AND erased_at IS NOT NULL ORDER BY message_id LIMIT 1";
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let query = sqlx::query_as(ERASED).bind(consumer.consumer_id).bind(ids);
+    let found: Option<(String, DateTime<Utc>)> = query.fetch_optional(database).await?;
+    match found {
+        Some((id, at)) => Err(erased(&consumer.tenant, &consumer.name, &id, at)),
+        None => Ok(()),
+    }
+}
+
+/// Returns the error of an action on an erased message.
+pub(super) fn erased(tenant: &str, consumer: &str, id: &str, at: DateTime<Utc>) -> InboxError {
+    InboxError::conflict(format!(
+        "message `{id}` of `{tenant}/{consumer}` was erased at {}, and can never run again",
+        at.format("%F %T UTC")
+    ))
 }
 
 /// The messages that an action selects.

@@ -4,7 +4,11 @@ use chrono::{DateTime, Utc};
 use oncebox_model::{Reason, error::InboxError, hooks};
 use serde_json::json;
 
-use crate::{audit::Subject, handles::Messages, messages::list::InboxRow};
+use crate::{
+    audit::Subject,
+    handles::Messages,
+    messages::{bulk::erased, list::InboxRow},
+};
 
 /// The new payload of a message, with the reason for it.
 #[derive(Debug, Clone)]
@@ -78,7 +82,10 @@ impl Messages<'_> {
             Ok(detail) => detail,
             Err(error) => return error,
         };
-        let InboxRow { status, reason, .. } = &detail.row;
+        let InboxRow { status, reason, erased_at, .. } = &detail.row;
+        if let Some(erased_at) = erased_at {
+            return erased(tenant, consumer, message_id, *erased_at);
+        }
         let reason = reason.as_deref().and_then(Reason::of);
         let why = match reason {
             _ if !status.is_dead() => format!(

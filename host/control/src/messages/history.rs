@@ -42,8 +42,8 @@ pub struct MessageHistory {
 pub struct HistoryEvent {
     /// Time of the event.
     pub at: DateTime<Utc>,
-    /// Kind: `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `edited` or
-    /// `restored`.
+    /// Kind: `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `edited`,
+    /// `restored` or `erased`.
     pub event: String,
     /// Number of the run, since the message was first received or last redriven.
     pub attempt: Option<i32>,

@@ -60,6 +60,8 @@ pub struct InboxRow {
     pub received_at: DateTime<Utc>,
     /// Time at which it was settled.
     pub processed_at: Option<DateTime<Utc>>,
+    /// Time at which all that it held of its payload was erased.
+    pub erased_at: Option<DateTime<Utc>>,
 }
 
 impl InboxRow {
@@ -90,7 +92,8 @@ const ROW: &str = "SELECT t.name AS tenant, c.name AS consumer, i.message_id, i.
     i.version_id, i.source, i.topic, i.partition, i.\"offset\", i.attempts, i.crashes, \
     i.last_error, i.next_attempt_at, i.locked_until, \
     encode(v.digest, 'hex') AS version, i.result, encode(i.payload_hash, 'hex') AS payload_hash, \
-    octet_length(i.payload) AS payload_bytes, i.trace_parent, i.received_at, i.processed_at";
+    octet_length(i.payload) AS payload_bytes, i.trace_parent, i.received_at, i.processed_at, \
+    i.erased_at";
 
 /// Most messages of one consumer that a list reads, from the newest on, for conditions without an
 /// index.

@@ -49,6 +49,9 @@ impl MessageHistory {
     /// Explains what happens to the message next, and what an operator may do.
     pub(super) fn next_step(&self, policy: &Policy) -> NextStep {
         let row = &self.detail.row;
+        if let Some(erased_at) = row.erased_at {
+            return NextStep { text: erased(erased_at, row.status), commands: Vec::new() };
+        }
         let (text, commands) = match row.status {
             MessageStatus::Completed => (self.completed(), NONE),
             MessageStatus::Discarded => {
@@ -275,6 +278,15 @@ fn cure(reason: Option<Reason>) -> &'static str {
                 then redrive."
         }
     }
+}
+
+/// Explains an erased message.
+fn erased(at: DateTime<Utc>, status: MessageStatus) -> String {
+    let at = shown(at);
+    format!(
+        "What the inbox held of its payload was erased at {at}. It is {status}, and another \
+            delivery of it is a duplicate, whatever its payload."
+    )
 }
 
 fn shown(at: DateTime<Utc>) -> String {

@@ -256,7 +256,8 @@ async fn detach(
 }
 
 /// Deletes the history and the edits of the messages of a detached partition. What came later
-/// belongs to a message that came again under the same id.
+/// belongs to a message that came again under the same id, unless it is an erasure, which leaves
+/// its message in the partition.
 async fn delete_history(
     connection: &mut PgConnection,
     partition: &TimePartition,
@@ -269,7 +270,8 @@ async fn delete_history(
     for table in ["inbox_history", "inbox_edit"] {
         let delete = format!(
             "DELETE FROM oncebox.{table} h USING oncebox.{name} i \
-             WHERE h.consumer_id = i.consumer_id AND h.message_id = i.message_id AND h.at < $1 \
+             WHERE h.consumer_id = i.consumer_id AND h.message_id = i.message_id \
+               AND (h.at < $1 OR h.at <= i.erased_at) \
                AND h.consumer_id = $2",
             name = partition.name
         );

@@ -57,11 +57,16 @@ impl Credentials {
 
     /// Returns the key of the hashes of the tenant's payloads. A rotation keeps it.
     pub fn payload_key(&self) -> PayloadKey {
-        PayloadKey::new(&self.derive(b"payload hash"))
+        PayloadKey::new(&self.derive("payload hash"))
+    }
+
+    /// Returns the hash of a value under a key of the tenant for this purpose. A rotation keeps it.
+    pub(crate) fn keyed_hash(&self, purpose: &str, value: &[u8]) -> [u8; 32] {
+        PayloadKey::new(&self.derive(purpose)).hash(value)
     }
 
     /// Derives 32 bytes for a purpose from what no rotation changes.
-    fn derive(&self, purpose: &[u8]) -> [u8; 32] {
+    fn derive(&self, purpose: &str) -> [u8; 32] {
         let mac = Hmac::<Sha256>::new_from_slice(&self.random_key);
         let mac = mac.expect("HMAC takes a key of any length");
         mac.chain_update(purpose).finalize().into_bytes().into()

@@ -18,6 +18,8 @@ use libc::{SIGINT, SIGKILL, SIGQUIT, c_int, pid_t};
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
 use self::binaries::find_binaries;
+#[cfg(feature = "test-hooks")]
+pub use self::binaries::program;
 use self::home::{Home, create_private_dir, take_lock};
 use super::process::{Child, Identity, limit_memory};
 

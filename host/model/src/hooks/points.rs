@@ -77,6 +77,16 @@ pub const RETENTION_POINTS: &[&str] = &[
     "retention:drop:after",
 ];
 
+/// Every fail point of an erasure, in order.
+pub const ERASE_POINTS: &[&str] = &[
+    "erase:begin:after",
+    "erase:batch:before",
+    "erase:batch:after",
+    "erase:vacuum:after",
+    "erase:end:before",
+    "erase:end:after",
+];
+
 /// Returns whether there is a point of this name.
 pub(super) fn is_known(name: &str) -> bool {
     [
@@ -87,6 +97,7 @@ pub(super) fn is_known(name: &str) -> bool {
         TENANT_DATABASE_POINTS,
         REMOVAL_POINTS,
         RETENTION_POINTS,
+        ERASE_POINTS,
     ]
     .iter()
     .any(|points| points.contains(&name))

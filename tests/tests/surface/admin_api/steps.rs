@@ -180,6 +180,10 @@ pub fn steps(fixture: &ApiFixture) -> Vec<Step> {
             "/v1/tenants/{tenant}/consumers/{consumer}/discard",
             json!({ "reason": "a test", "message_ids": ["m/1"] }),
         ),
+        post(
+            "/v1/tenants/{tenant}/erase",
+            json!({ "reason": "they asked for it", "message_id": "m/1", "consumer": "orders" }),
+        ),
         post("/v1/tenants/{tenant}/consumers/{consumer}/drain", json!({})),
         post("/v1/tenants/{tenant}/consumers/{consumer}/pause", json!({})),
         post("/v1/tenants/{tenant}/consumers/{consumer}/resume", json!({})),

@@ -33,6 +33,22 @@ pub(super) fn find_binaries(options: &PostgresOptions) -> Result<PathBuf> {
     })
 }
 
+/// Returns the path of a program of PostgreSQL, such as `pg_dump`, which stands beside the server's
+/// binaries.
+///
+/// # Errors
+/// No folder with PostgreSQL has the program.
+#[cfg(feature = "test-hooks")]
+pub fn program(name: &str) -> Result<PathBuf> {
+    let mut programs = installed_binaries(None).into_iter().map(|dir| dir.join(name));
+    programs.find(|program| program.is_file()).with_context(|| {
+        format!(
+            "no `{name}` on this machine; install PostgreSQL's client package \
+                (`postgresql-client` on Debian and Ubuntu, `postgresql` on Fedora)"
+        )
+    })
+}
+
 /// Lists candidate folders, best first: the distributions' folders from the newest version down,
 /// then `pg_config`'s, then those of PATH.
 fn installed_binaries(major: Option<&str>) -> Vec<PathBuf> {
