@@ -4,19 +4,22 @@
 //! never changes, so that a pass misses no message that moves to another time partition meanwhile.
 //! A message that a worker holds is tried again at the end of the pass. Each pass after the first
 //! waits until the claims that are open have ended, since their messages are not visible before.
-//! The last pass is the one that finds nothing: it proves that nothing is left.
+//! The last two passes find nothing: they prove that nothing is left.
 
 use std::{collections::BTreeSet, fmt};
 
 use chrono::{DateTime, Utc};
-use oncebox_model::{error::InboxError, hooks, sqlstate, tx::answered};
+use oncebox_model::{error::InboxError, hooks};
 use sqlx::{AssertSqlSafe, Executor, PgConnection};
 
 use super::{
     ErasureProgress, ErasureTarget,
     window::{self, BATCH, ErasureWindow},
 };
-use crate::{control::Control, database::tenant_database::TenantDatabase, tenants::Tenant};
+use crate::{
+    control::Control, database::tenant_database::TenantDatabase, retention::partitions::is_gone,
+    tenants::Tenant,
+};
 
 /// An erasure under way in the database with a tenant's inbox.
 pub(super) struct InboxErasure {
@@ -429,10 +432,4 @@ impl InboxErasure {
 /// the way, or a time partition was dropped meanwhile.
 fn is_passing(error: &InboxError) -> bool {
     matches!(error, InboxError::InFlightElsewhere) || is_gone(error)
-}
-
-/// Returns whether a table is not there any more.
-pub(super) fn is_gone(error: &InboxError) -> bool {
-    let InboxError::Refused(error) = error else { return false };
-    answered(error).is_some_and(|answer| answer.sqlstate == sqlstate::UNDEFINED_TABLE)
 }

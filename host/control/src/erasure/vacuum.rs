@@ -9,8 +9,8 @@ use oncebox_model::{
 };
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 
-use super::inbox::{InboxErasure, is_gone};
-use crate::database::tenant_database::open::answered_within;
+use super::inbox::InboxErasure;
+use crate::{database::tenant_database::open::answered_within, retention::partitions::is_gone};
 
 /// Longest wait of a vacuum for the lock of its table.
 const LOCK_TIMEOUT: &str = "5s";

@@ -206,7 +206,7 @@ async fn refuse_erased(
 /// Returns the error of an action on an erased message.
 pub(super) fn erased(tenant: &str, consumer: &str, id: &str, at: DateTime<Utc>) -> InboxError {
     InboxError::conflict(format!(
-        "message `{id}` of `{tenant}/{consumer}` was erased at {}, and can never run again",
+        "message `{id}` of `{tenant}/{consumer}` was erased at {}, so there is nothing left to run",
         at.format("%F %T UTC")
     ))
 }
