@@ -645,6 +645,9 @@ CREATE TABLE oncebox.removal (
     -- Whether its messages are in `forgotten` already. A partition that was attached again after
     -- that is not counted twice.
     was_counted           boolean NOT NULL DEFAULT false,
+    -- Whether messages were erased in its table after the detach: then the drop deletes the entries
+    -- of that in the history.
+    has_erased            boolean NOT NULL DEFAULT false,
     began_at              timestamptz NOT NULL DEFAULT now(),
     dropped_at            timestamptz,
     -- Host that did the last step.
@@ -656,6 +659,77 @@ CREATE TABLE oncebox.removal (
     CONSTRAINT removal_dropped_has_time CHECK ((state = 'dropped') = (dropped_at IS NOT NULL))
 );
 CREATE INDEX removal_unfinished ON oncebox.removal (to_at) WHERE state <> 'dropped';
+
+-- Whether messages are archived before retention removes them, and where: a row while they are. A
+-- host that is set to archive inserts it, and only an operator deletes it. A process that finds it
+-- and is set to archive nowhere, or elsewhere, removes nothing. The row of the host's database
+-- counts for tenants' own databases.
+CREATE TABLE oncebox.archive_setting (
+    only_one              boolean PRIMARY KEY DEFAULT true
+                          CONSTRAINT archive_setting_only_one CHECK (only_one),
+    -- Location of the archive, as the hosts' setting names it.
+    location              text NOT NULL,
+    -- Time of the insertion, and the host or operator that made it.
+    set_at                timestamptz NOT NULL DEFAULT now(),
+    set_by                text NOT NULL,
+    -- Time at which the mark of this installation was written to the location. Null: not yet. Later
+    -- a location without the mark is another one, such as a folder that is not mounted.
+    marked_at             timestamptz,
+    -- Random text in the mark. Null: not marked yet.
+    token                 text,
+    CONSTRAINT archive_setting_is_marked CHECK ((marked_at IS NULL) = (token IS NULL))
+);
+
+-- The files of the archive: a row per file that was read back and found whole. The history and the
+-- table of a partition go only when all its messages are in files with a row. Names stay after
+-- their tenant or consumer is deleted.
+CREATE TABLE oncebox.archive_file (
+    -- Path below the location.
+    path                  text PRIMARY KEY,
+    partition_name        text NOT NULL,
+    -- The `began_at` of the removal. A partition that is made again has another removal.
+    removal_began_at      timestamptz NOT NULL,
+    tenant_id             int NOT NULL,
+    tenant                text NOT NULL,
+    consumer_id           int NOT NULL,
+    consumer              text NOT NULL,
+    -- Number of the file among those of the partition and the consumer, from 1.
+    file_number           int NOT NULL,
+    -- Lowest and highest message id in the order of bytes.
+    first_id              text COLLATE "C" NOT NULL,
+    last_id               text COLLATE "C" NOT NULL,
+    -- Id of the last message in the order of this database, in which files follow each other.
+    ends_with             text NOT NULL,
+    rows                  bigint NOT NULL CONSTRAINT archive_file_has_rows CHECK (rows > 0),
+    bytes                 bigint NOT NULL,
+    -- SHA-256 of the SHA-256 of each id, in the order of the ids' bytes.
+    id_digest             bytea NOT NULL,
+    -- Bytes of the file's footer, and their SHA-256, by which the file is known again.
+    footer_bytes          bigint NOT NULL,
+    footer_digest         bytea NOT NULL,
+    written_at            timestamptz NOT NULL,
+    verified_at           timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT archive_file_number_unique UNIQUE (partition_name, consumer_id, file_number)
+);
+CREATE INDEX archive_file_of_tenant ON oncebox.archive_file (tenant_id, first_id);
+
+-- The attempts to write a file of the archive: a row from before the first of its messages is read
+-- until the file has its row. A row that stays is that of a process that died, or of a file that is
+-- not what was written: the next run deletes the file, then the row.
+CREATE TABLE oncebox.archive_attempt (
+    -- Path below the location. No other attempt has it.
+    path                  text PRIMARY KEY,
+    partition_name        text NOT NULL,
+    tenant_id             int NOT NULL,
+    consumer_id           int NOT NULL,
+    began_at              timestamptz NOT NULL DEFAULT now(),
+    -- Erasure that writes the file, or that has replaced it. Null: a removal writes it.
+    erasure_id            bigint,
+    -- Whether the storage did not delete the file when that was tried last.
+    is_left               boolean NOT NULL DEFAULT false
+);
+CREATE INDEX archive_attempt_of_partition ON oncebox.archive_attempt (partition_name);
+CREATE INDEX archive_attempt_of_tenant ON oncebox.archive_attempt (tenant_id);
 
 -- Erasures ---------------------------------------------------------------------------------------
 
@@ -680,6 +754,11 @@ CREATE TABLE oncebox.erasure (
     -- first message of the consumer.
     at_consumer           int NOT NULL DEFAULT 0,
     at_message            text NOT NULL DEFAULT '',
+    -- The same among the tables of time partitions that are out of the inbox and not dropped yet,
+    -- which a pass looks at in the end: the table, the consumer and the message.
+    removed_table         text NOT NULL DEFAULT '',
+    removed_consumer      int NOT NULL DEFAULT 0,
+    removed_message       text NOT NULL DEFAULT '',
     -- Messages that this pass found and that were not erased.
     found                 bigint NOT NULL DEFAULT 0,
     -- Passes in a row, before this one, that found nothing. The erasure ends with the second.
@@ -697,6 +776,13 @@ CREATE TABLE oncebox.erasure (
     edits                 bigint NOT NULL DEFAULT 0,
     errors                bigint NOT NULL DEFAULT 0,
     differences           bigint NOT NULL DEFAULT 0,
+    -- Time at which the passes over the inbox had ended. Null: not yet. Then the files of the archive
+    -- are looked at, in the order of their paths: the last one, the files that were written again,
+    -- and the messages that were erased in them.
+    passed_at             timestamptz,
+    at_file               text NOT NULL DEFAULT '',
+    archive_files         bigint NOT NULL DEFAULT 0,
+    archived              bigint NOT NULL DEFAULT 0,
     -- Tables with dead versions of erased rows: those that are still to be vacuumed, those that
     -- were, and the errors of those that could not be.
     to_vacuum             text[] NOT NULL DEFAULT '{}',

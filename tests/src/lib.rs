@@ -19,6 +19,7 @@ pub mod postgres;
 pub mod program;
 pub mod proxy;
 pub mod registry;
+pub mod s3;
 pub mod services;
 pub mod telemetry;
 pub mod temp_dir;

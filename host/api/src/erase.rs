@@ -83,6 +83,10 @@ pub struct ErasureProofBody {
     pub errors: i64,
     /// Number of deleted differences of shadows.
     pub differences: i64,
+    /// Number of files of the archive that were written again.
+    pub archive_files: i64,
+    /// Number of messages that were erased in them.
+    pub archived: i64,
     /// SHA-256, in hexadecimal digits, over a line `<consumer>/<message id>` for each erased
     /// message. The lines are sorted by their bytes, and each ends with a line feed.
     pub digest: String,
@@ -114,9 +118,10 @@ pub struct ErasedCountBody {
 /// Erase the payloads of a data subject
 ///
 /// Payload, headers, their hash, results and texts of failures of the messages become unreadable in
-/// the inbox, its history and its edits. Messages that are not settled are discarded. Ids, keys and
-/// positions stay, and another delivery of an id is a duplicate. A request works for a few seconds
-/// and answers how far the erasure is; it is repeated until the answer has a proof.
+/// the inbox, its history and its edits, and in the archive. Messages that are not settled are
+/// discarded. Ids, keys and positions stay, and another delivery of an id is a duplicate. A request
+/// works for a few seconds and answers how far the erasure is; it is repeated until the answer has
+/// a proof.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/erase", tag = "inbox",
     params(("tenant" = String, Path)), request_body = NewErasure,
     responses((status = 200, body = ErasureBody)), extensions(("x-role" = json!("admin"))))]
@@ -188,6 +193,8 @@ impl From<oncebox_control::ErasureProof> for ErasureProofBody {
             edits: proof.edits,
             errors: proof.errors,
             differences: proof.differences,
+            archive_files: proof.archive_files,
+            archived: proof.archived,
             digest: proof.digest,
             readable: proof.readable,
             vacuumed: proof.vacuumed,

@@ -263,6 +263,7 @@ impl From<InboxError> for ApiError {
                 format!("another process takes too long to {purpose}; try again later"),
                 &error,
             ),
+            InboxError::Archive { text, .. } => Self::host(Code::Unavailable, text, &error),
             InboxError::InFlightElsewhere => Self::host(
                 Code::Unavailable,
                 "another change of the same thing is in the way; try again",

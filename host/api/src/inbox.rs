@@ -117,7 +117,7 @@ pub struct InboxDetailBody {
     pub payload: Option<String>,
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     std::str::from_utf8(bytes).map_or_else(|_| format!("0x{}", hex::encode(bytes)), str::to_owned)
 }
 

@@ -2,6 +2,7 @@
 //! Routes, wire types and document come from one place each. Requests are authorized by the
 //! document.
 
+mod archive;
 mod audit;
 mod auth;
 mod brokers;

@@ -15,9 +15,10 @@ use utoipa::{
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
-    Api, audit, auth::ROLE_KEY, bulk, changes, consumer_changes, consumers, deployments, doctor,
-    edit, erase, error::ProblemDetails, export, handlers, horizon, hosts, inbox, migrations,
-    retention, seek, shadows, storage, tenant_changes, tenants, tokens, versions, whoami,
+    Api, archive, audit, auth::ROLE_KEY, bulk, changes, consumer_changes, consumers, deployments,
+    doctor, edit, erase, error::ProblemDetails, export, handlers, horizon, hosts, inbox,
+    migrations, retention, seek, shadows, storage, tenant_changes, tenants, tokens, versions,
+    whoami,
 };
 
 /// Returns the routes and their document. A route that is missing here does not exist.
@@ -72,6 +73,10 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(doctor::show))
         .routes(routes!(retention::show))
         .routes(routes!(retention::run))
+        .routes(routes!(archive::show, archive::end))
+        .routes(routes!(archive::forget))
+        .routes(routes!(archive::list))
+        .routes(routes!(archive::find))
         .routes(routes!(storage::show))
         .routes(routes!(storage::show_of_tenant))
 }

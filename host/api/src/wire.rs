@@ -1,6 +1,10 @@
 //! The types of the API's bodies, for its clients.
 
 pub use crate::{
+    archive::{
+        ArchiveBody, ArchiveEnded, ArchivedFileBody, ArchivedMessageBody, FilesForgotten,
+        ForgetFiles,
+    },
     audit::AuditEntryBody,
     bulk::{BulkActionBody, BulkResultBody},
     changes::{Ending, NewPercent, NewRollback, Promotion, RollbackBody},

@@ -143,11 +143,15 @@ fn shown(progress: &ErasureBody) -> String {
 fn summary(proof: &ErasureProofBody) -> String {
     let erased: i64 = proof.erased.iter().map(|count| count.messages).sum();
     let mut summary = match (erased, proof.already_erased) {
+        (0, 0) if proof.archived > 0 => "nothing is left to erase in the inbox".to_owned(),
         (0, 0) => "no message matches; nothing was erased".to_owned(),
         (0, before) => format!("nothing is left to erase: {} erased before", messages(before)),
         (erased, 0) => format!("{} erased", messages(erased)),
         (erased, before) => format!("{} erased, {} before", messages(erased), messages(before)),
     };
+    if proof.archived > 0 {
+        summary += &format!("; {} erased in the archive", messages(proof.archived));
+    }
     if !proof.not_vacuumed.is_empty() {
         summary += &format!("; not vacuumed: {}", proof.not_vacuumed.join("; "));
     }

@@ -17,6 +17,7 @@ use oncebox_devkit::{
     output,
 };
 use oncebox_model::MessageStatus;
+use serde_json::Value;
 
 use super::consumer;
 
@@ -205,7 +206,7 @@ fn ago(seconds: i64) -> String {
 }
 
 /// Parses a time, or how long ago it was.
-fn moment(text: &str) -> Result<DateTime<Utc>, String> {
+pub(super) fn moment(text: &str) -> Result<DateTime<Utc>, String> {
     let ago = UNITS.iter().find_map(|(unit, seconds)| {
         text.strip_suffix(*unit)?.parse::<u32>().ok()?.checked_mul(*seconds as u32)
     });
@@ -414,12 +415,17 @@ fn show(message: &InboxDetailBody, as_json: bool) -> Result<()> {
     if as_json {
         return output::json(&value);
     }
+    members(&value);
+    Ok(())
+}
+
+/// Prints the members of an object that have a value, one a line.
+pub(super) fn members(object: &Value) {
     for (name, value) in
-        value.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null())
+        object.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null())
     {
         println!("{name:<16} {}", value.as_str().map_or_else(|| value.to_string(), str::to_owned));
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -40,6 +40,7 @@ mod horizon;
 mod hosts;
 mod doctor;
 mod retention;
+mod archive;
 mod storage;
 mod token;
 mod audit;
@@ -148,6 +149,9 @@ enum ApiCommand {
     /// What is removed when, and removing it now
     #[command(subcommand)]
     Retention(retention::RetentionCommand),
+    /// Messages that were archived before their removal
+    #[command(subcommand)]
+    Archive(archive::ArchiveCommand),
     /// Show how large the inboxes are, and how large they will be
     Storage(storage::StorageArgs),
     /// Who may use the API
@@ -284,6 +288,7 @@ async fn speak(api: &Api, command: ApiCommand, json: bool) -> Result<()> {
         ApiCommand::Hosts => hosts::run(api, json).await,
         ApiCommand::Doctor => doctor::run(api, json).await,
         ApiCommand::Retention(command) => retention::run(api, command, json).await,
+        ApiCommand::Archive(command) => archive::run(api, command, json).await,
         ApiCommand::Storage(args) => storage::run(api, args, json).await,
         ApiCommand::Token(command) => token::run(api, command, json).await,
         ApiCommand::Audit(args) => audit::run(api, args, json).await,

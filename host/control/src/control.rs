@@ -5,6 +5,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{Connection, PgPool, postgres::PgConnectOptions};
 use std::{sync::Arc, time::Duration};
 
+use oncebox_archive::ArchiveStore;
 use oncebox_model::{error::InboxError, tx::bounded};
 
 use crate::{
@@ -33,6 +34,8 @@ pub struct Control {
     pub(crate) actor: String,
     pub(crate) tenant_databases: Arc<OpenDatabases>,
     pub(crate) migrations: MigrationBounds,
+    /// Place to which messages go before their removal, where this process has one.
+    pub(crate) archive_store: Option<ArchiveStore>,
 }
 
 impl Control {
@@ -47,12 +50,18 @@ impl Control {
             actor: actor.into(),
             tenant_databases: Arc::default(),
             migrations,
+            archive_store: None,
         }
     }
 
     /// Returns this access with other bounds on tenants' migrations.
     pub fn bounding_migrations(self, migrations: MigrationBounds) -> Self {
         Self { migrations, ..self }
+    }
+
+    /// Returns this access with a place to which messages go before their removal.
+    pub fn archiving_at(self, store: ArchiveStore) -> Self {
+        Self { archive_store: Some(store), ..self }
     }
 
     /// Returns this access for requests from outside, with connections of their own. However many

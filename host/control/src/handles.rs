@@ -51,6 +51,10 @@ pub struct Audit<'a>(pub(crate) &'a Control);
 #[derive(Clone, Copy)]
 pub struct Retention<'a>(pub(crate) &'a Control);
 
+/// Writes messages to the archive before their removal, and finds them there.
+#[derive(Clone, Copy)]
+pub struct Archive<'a>(pub(crate) &'a Control);
+
 /// Measures the size of inboxes, their growth and their size to come.
 #[derive(Clone, Copy)]
 pub struct Storage<'a>(pub(crate) &'a Control);
@@ -122,6 +126,11 @@ impl Control {
     /// Returns the handle of the removal of old messages.
     pub fn retention(&self) -> Retention<'_> {
         Retention(self)
+    }
+
+    /// Returns the handle of the archive.
+    pub fn archive(&self) -> Archive<'_> {
+        Archive(self)
     }
 
     /// Returns the handle of the size of inboxes.

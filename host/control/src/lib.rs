@@ -26,6 +26,8 @@ mod hosts;
 mod database;
 // The removal of time partitions that are past their retention.
 mod retention;
+// The archive, to which messages go before their removal.
+mod archive;
 // The size of inboxes, by consumer, and their size to come.
 mod storage;
 // The erasure of the payloads of a data subject.
@@ -33,6 +35,12 @@ mod erasure;
 // Checks on the live database that tenants are kept apart.
 mod doctor;
 
+pub use archive::{
+    ArchiveMark,
+    find::{ArchivedDetail, ArchivedEdit},
+    forget::ForgottenFiles,
+    list::{ArchiveFilter, ArchiveTotal, ArchivedFile},
+};
 pub use audit::AuditEntry;
 pub use consumers::{
     Consumer,
@@ -63,8 +71,8 @@ pub use deployments::{
 pub use doctor::{Finding, HostLimits, Severity};
 pub use erasure::{ErasedCount, ErasureProgress, ErasureProof, ErasureRequest, ErasureTarget};
 pub use handles::{
-    Audit, Consumers, Deployments, Doctor, Erasures, Hosts, Messages, Reconciliation, Retention,
-    Shadows, Storage, TenantDatabases, Tenants, Tokens, Versions,
+    Archive, Audit, Consumers, Deployments, Doctor, Erasures, Hosts, Messages, Reconciliation,
+    Retention, Shadows, Storage, TenantDatabases, Tenants, Tokens, Versions,
 };
 pub use hosts::{
     ConsumerStatus, Duplicates, Host, HostConsumerStatus, HostProgress, Progress, RunState,
@@ -79,6 +87,7 @@ pub use messages::{
     list::{InboxDetail, InboxRow},
     next_step::NextStep,
 };
+pub use oncebox_archive::{ArchiveError, ArchiveOptions, ArchiveStore};
 pub use retention::{
     Forgotten, InboxDatabase, OtherProcess, Removal, RetentionBacklog, RetentionFailure,
     RetentionReport, RetentionResult, RetentionRun, TimePartition,

@@ -155,6 +155,14 @@ pub enum InboxError {
     /// Sealed value that this host's master key does not open.
     #[error("{0}")]
     Sealed(String),
+    /// Archive that takes or serves no file, or a file in it that is damaged.
+    #[error("{error}")]
+    Archive {
+        /// Text for callers of the API: the file, without what the storage answered.
+        text: String,
+        /// Whole text, for operators.
+        error: String,
+    },
     /// Migration that failed.
     #[error("a migration failed: {0}")]
     Migration(#[from] MigrateError),

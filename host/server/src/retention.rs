@@ -10,7 +10,8 @@ use std::{
 };
 
 use oncebox_control::{
-    Control, Forgotten, InboxDatabase, OtherProcess, RetentionBacklog, RetentionResult,
+    ArchiveTotal, Control, Forgotten, InboxDatabase, OtherProcess, RetentionBacklog,
+    RetentionResult,
 };
 use oncebox_model::{InboxError, MessageStatus};
 use tokio::{sync::Semaphore, task::JoinSet, time::sleep};
@@ -100,11 +101,12 @@ async fn figures(admin: &Control, databases: Vec<InboxDatabase>) -> RetentionBac
     let mut sum = RetentionBacklog::default();
     while let Some(read) = reads.join_next().await {
         match read {
-            Ok((_, Ok((backlog, forgotten)))) => {
+            Ok((_, Ok((backlog, forgotten, archived)))) => {
                 sum.due += backlog.due;
                 sum.unfinished += backlog.unfinished;
                 sum.failed += backlog.failed;
                 forgotten.iter().for_each(count);
+                archived.iter().for_each(count_archived);
             }
             Ok((tenant, Err(error))) => {
                 tracing::debug!(tenant, %error, "retention not measured");
@@ -118,9 +120,10 @@ async fn figures(admin: &Control, databases: Vec<InboxDatabase>) -> RetentionBac
 async fn read(
     admin: &Control,
     database: &InboxDatabase,
-) -> Result<(RetentionBacklog, Vec<Forgotten>), InboxError> {
+) -> Result<(RetentionBacklog, Vec<Forgotten>, Vec<ArchiveTotal>), InboxError> {
     let backlog = answered(admin.retention().backlog(database)).await?;
-    Ok((backlog, answered(admin.retention().forgotten(database)).await?))
+    let forgotten = answered(admin.retention().forgotten(database)).await?;
+    Ok((backlog, forgotten, answered(admin.archive().totals(database)).await?))
 }
 
 /// Sets the counters of a consumer. They count for the installation, whichever host removes.
@@ -134,6 +137,15 @@ fn count(forgotten: &Forgotten) {
         metrics::counter!("oncebox_retention_removed_messages_total", "tenant" => tenant.clone(), "consumer" => consumer.clone(), "status" => status.as_str())
             .absolute(u64::try_from(*messages).unwrap_or(0));
     }
+}
+
+/// Sets the counters of a consumer's files in the archive. They count for the installation, too.
+fn count_archived(total: &ArchiveTotal) {
+    let ArchiveTotal { tenant, consumer, files, bytes } = total;
+    metrics::counter!("oncebox_archive_files_total", "tenant" => tenant.clone(), "consumer" => consumer.clone())
+        .absolute(u64::try_from(*files).unwrap_or(0));
+    metrics::counter!("oncebox_archive_bytes_total", "tenant" => tenant.clone(), "consumer" => consumer.clone())
+        .absolute(u64::try_from(*bytes).unwrap_or(0));
 }
 
 /// Sets the gauges of the sum over the databases.

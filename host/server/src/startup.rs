@@ -53,9 +53,11 @@ pub(crate) async fn wait<F: Future<Output = Result<()>>>(
     }
 }
 
-/// Brings the database up to date.
+/// Brings the database up to date. Notes in it that messages are archived before their removal,
+/// where this host does that: no other process removes messages unarchived from then on.
 pub(crate) async fn database(config: &Config) -> Result<()> {
-    serve::migrate(config).await
+    serve::migrate(config).await?;
+    Ok(config.admin()?.archive().announce().await?)
 }
 
 /// A client that queries brokers.

@@ -6,6 +6,7 @@ use oncebox_tests::{
     aging::age,
     host::{HostFixture, HostProcess, Options},
     load::{Load, Work},
+    s3::{S3Server, SECRET_ACCESS_KEY},
     services::target_dir,
 };
 use serde_json::{Value, json};
@@ -44,21 +45,36 @@ fn lines(hosts: &[&HostProcess], holds: &str) -> usize {
     hosts.iter().map(|host| host.log_lines(holds)).sum()
 }
 
-/// What could go wrong: hosts remove nothing by themselves, or one partition is removed by two of
-/// them; nobody can tell what went; the group is set back and what was forgotten runs again. S4-013,
-/// S1-090.
+/// Waits until a host has written the line that follows the removal.
+async fn until_told(hosts: &[&HostProcess]) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while lines(hosts, "time partition removed") == 0 {
+        assert!(Instant::now() < deadline, "no host says that it removed a time partition");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// What could go wrong: hosts remove nothing by themselves, or one partition is removed or archived
+/// by two of them; nobody can tell what went; the group is set back and what was forgotten runs
+/// again. S4-013, S1-090.
 #[tokio::test(flavor = "multi_thread")]
 async fn hosts_remove_what_is_due_and_say_so() {
-    let fixture = fixture().await;
-    let hosts = ["a", "b"].map(|name| fixture.start(name, &QUICK).unwrap());
+    let (fixture, archive) = (fixture().await, S3Server::start().await);
+    let variables = archive.variables();
+    let of_archive = variables.iter().map(|(name, value)| (*name, value.as_str()));
+    let settings: Vec<_> = QUICK.into_iter().chain(of_archive).collect();
+    let hosts = ["a", "b"].map(|name| fixture.start(name, &settings).unwrap());
     fixture.send(&Load::of([Work::Pay, Work::Pay, Work::Pay, Work::Park])).await.unwrap();
     fixture.wait_settled().await.unwrap();
     let name = aged(&fixture).await;
     until_gone(&fixture, &name).await;
     let both = [&hosts[0], &hosts[1]];
+    until_told(&both).await;
     // S1-090, S3-001, S4-013.
     assert_eq!(lines(&both, "time partition removed"), 1, "one line, by the host that did it");
-    assert_eq!(lines(&both, &name), 1);
+    assert_eq!(lines(&both, "time partition archived"), 1, "before that, by the same");
+    assert_eq!(lines(&both, &name), 2);
+    assert_eq!(lines(&both, SECRET_ACCESS_KEY), 0);
     let effects = "SELECT count(*) FROM {schema}.ledger_entry";
     assert_eq!(fixture.number(effects).await.unwrap(), 3);
     assert_eq!(
@@ -72,6 +88,7 @@ async fn hosts_remove_what_is_due_and_say_so() {
         host.until_metric(removed, &["status=\"completed\""], 3.0).await.unwrap();
         host.until_metric("oncebox_retention_due_partitions", &[], 0.0).await.unwrap();
         host.until_metric("oncebox_retention_failed", &[], 0.0).await.unwrap();
+        host.until_metric("oncebox_archive_files_total", &[], 1.0).await.unwrap();
         assert!(host.metric("oncebox_retention_last_success_seconds", &[]).await > Some(1e9));
     }
     let status: Value =
@@ -86,6 +103,8 @@ async fn hosts_remove_what_is_due_and_say_so() {
     let plan = fixture.ok(&["retention", "plan"]).await.unwrap();
     assert!(plan.contains("nothing is due; the next partition goes at "), "{plan}");
 
+    archive_is_read(&fixture, &settings).await;
+
     // The group is set back to the beginning.
     for host in hosts {
         host.stop().await.unwrap();
@@ -96,11 +115,37 @@ async fn hosts_remove_what_is_due_and_say_so() {
         assert!(Instant::now() < deadline, "{error:#}");
         sleep(Duration::from_millis(200)).await;
     }
-    let host = fixture.start("c", &QUICK).unwrap();
+    let host = fixture.start("c", &settings).unwrap();
     let parked = "SELECT count(*) FROM oncebox.inbox WHERE reason = 'horizon'";
     fixture.until(parked, 3).await.unwrap();
     assert_eq!(fixture.number(effects).await.unwrap(), 3, "what was forgotten runs again");
     host.stop().await.unwrap();
+}
+
+/// Asks the program for the files of the archive, and for a message in it.
+async fn archive_is_read(fixture: &HostFixture, settings: &[(&str, &str)]) {
+    let folder = settings
+        .iter()
+        .fold(fixture.folder().unwrap(), |folder, (name, value)| folder.with(name, value));
+    let listed = folder.run(&["archive", "list", "--json"], "").await.unwrap();
+    let listed = listed.json().unwrap();
+    let file = &listed["files"][0];
+    assert_eq!(file["messages"], 3, "{listed}");
+    let (tenant, id) = (fixture.tenant.name.as_str(), file["last_id"].as_str().unwrap());
+    let find = ["archive", "find", id, "--tenant", tenant, "--json"];
+    let found = folder.run(&find, "").await.unwrap().json().unwrap();
+    // S0-029: it is there as it stood in the inbox.
+    assert_eq!((&found[0]["message_id"], &found[0]["file"]), (&json!(id), &file["path"]));
+    assert_eq!(found[0]["status"], "completed");
+    let table = folder.run(&["archive", "list"], "").await.unwrap().stdout;
+    assert!(table.starts_with("messages are archived at `s3://kept/below/here`"), "{table}");
+    let absent = folder.run(&["archive", "find", "absent", "--tenant", tenant], "").await.unwrap();
+    assert!(absent.stderr.contains("has no message"), "{absent:?}");
+    // Someone who works on the database without the hosts' settings.
+    let refused = fixture.folder().unwrap().run(&["retention", "run"], "").await.unwrap();
+    assert!(refused.stderr.contains("has no `archive.location`"), "{refused:?}");
+    let ended = fixture.ok(&["archive", "off"]).await.unwrap();
+    assert!(ended.starts_with("messages are no longer archived at `s3://"), "{ended}");
 }
 
 /// What could go wrong: retention fails for weeks, and nobody hears of it. S1-099.

@@ -394,32 +394,46 @@ async fn erasures_share_their_work_with_each_other_and_give_way_to_workers() {
 }
 
 /// What could go wrong: messages of the subject in a time partition that is out of the inbox, and
-/// not dropped yet, pass for gone.
+/// not dropped yet, stay readable there, or their history outlives them.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_erasure_waits_for_a_time_partition_that_is_being_removed() {
+async fn a_message_is_erased_in_a_time_partition_that_is_being_removed() {
     let fixture = InboxFixture::new().await;
     let consumer = fixture.simple("", "payload = 'all'").await;
-    let old = keyed(0, "old", SUBJECT, "note", "");
-    deliver(&fixture.host(&consumer), &[old]).await;
+    let marks = mark();
+    let script = format!("# {marks}");
+    let old = [
+        keyed(0, "old", SUBJECT, &marks, &script),
+        keyed(1, "of-another", "customer-4712", "note", ""),
+    ];
+    deliver(&fixture.host(&consumer), &old).await;
     let name = age(&fixture.pool, "true", 12).await;
     let detach = format!(
         "INSERT INTO oncebox.removal (partition_name, retention_class, from_at, to_at, state, \
-            removed, bytes, host) VALUES ('{name}', 1, now(), now(), 'counted', 1, 1, 'test'); \
+            removed, bytes, host) SELECT '{name}', 1, b.at, b.at + interval '56 hours', 'counted', \
+            2, 1, 'test' FROM (SELECT oncebox.bucket_at(1::smallint, now() - interval '12 days') \
+            AS at) b; \
          ALTER TABLE oncebox.inbox_7d DETACH PARTITION oncebox.{name}"
     );
     fixture.execute(detach).await;
-    let request = of_key(SUBJECT);
-    let dropping = async {
-        fixture.until("SELECT EXISTS (SELECT FROM oncebox.erasure WHERE found > 0)").await;
-        let drop = format!(
-            "DROP TABLE oncebox.{name}; UPDATE oncebox.removal SET state = 'dropped', \
-                dropped_at = now(); DELETE FROM {}.effect",
-            consumer.tenant.schema_name
-        );
-        fixture.execute(drop).await;
-    };
-    let (proof, ()) = tokio::join!(erase(&fixture, "acme", &request), dropping);
-    assert_eq!((proof.erased, proof.readable), (Vec::new(), 0));
+    assert!(holds(&dump(&fixture.url()).await, &marks), "the dump would show what stays");
+    let proof = erase(&fixture, "acme", &of_key(SUBJECT)).await;
+    let erased: Vec<_> =
+        proof.erased.iter().map(|count| (&*count.status, count.messages)).collect();
+    assert_eq!((erased, proof.readable), ([("completed", 1)].to_vec(), 0));
+    assert!(proof.vacuumed.contains(&format!("oncebox.{name}")), "{proof:#?}");
+    let after = dump(&fixture.url()).await;
+    assert!(!holds(&after, &marks), "{}", around(&after, &marks));
+    let others = format!("SELECT count(*) FROM oncebox.{name} WHERE payload IS NOT NULL");
+    assert_eq!(fixture.number(others).await, 1, "another subject's payload is gone");
+    let again = erase(&fixture, "acme", &of_key(SUBJECT)).await;
+    assert_eq!((again.erased, again.already_erased), (Vec::new(), 1));
+    let entries = "SELECT count(*) FROM oncebox.inbox_history";
+    assert_eq!(fixture.number(entries).await, 1);
+    let database = fixture.admin.retention().databases().await.unwrap().remove(0);
+    let run = fixture.admin.retention().run(&database).await.unwrap();
+    assert_eq!((run.removed.len(), run.failed.len()), (1, 0), "{run:?}");
+    assert_eq!(fixture.number(entries).await, 0);
+    fixture.execute(format!("DELETE FROM {}.effect", consumer.tenant.schema_name)).await;
     fixture.finish().await;
 }
 

@@ -18,7 +18,8 @@ use anyhow::Result;
 use chrono::{DateTime, Utc};
 use futures::{FutureExt, future::LocalBoxFuture};
 use oncebox_control::{
-    Action, BulkAction, DeploymentRole, Edit, ErasureRequest, ErasureTarget, Filter, NewDeployment,
+    Action, ArchiveOptions, ArchiveStore, BulkAction, DeploymentRole, Edit, ErasureRequest,
+    ErasureTarget, Filter, NewDeployment,
 };
 use oncebox_inbox::{
     Admission, AdmissionRequest, Budget, Class, HostBounds, Scheduler, SessionSettings, Sessions,
@@ -44,6 +45,7 @@ use oncebox_tests::{
     load::{Load, Work},
     lookup3::Forger,
     proxy::Proxy,
+    temp_dir::TempDir,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::{AssertSqlSafe, Connection, Executor};
@@ -425,6 +427,12 @@ static DEFECTS: &[Defect] = &[
         sees: "a topic that was made again is held back",
         made: Made::Functions(&[("claim", "u.timestamp_ms <= v_timestamp_ms", "true")]),
     },
+    Defect {
+        name: "drop_before_archive_verified",
+        scenario: "an archived removal",
+        sees: "an archived message is lost",
+        made: Made::Switch,
+    },
     // Order
     Defect {
         name: "failure_passed_in_batch",
@@ -750,6 +758,7 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("a killer in a batch", |defect| killer_in_a_batch(defect).map(Ok).boxed_local()),
     ("a partition on which a host died", |defect| suspect_partition(defect).map(Ok).boxed_local()),
     ("a removal", |defect| removal(defect).map(Ok).boxed_local()),
+    ("an archived removal", |defect| archived_removal(defect).map(Ok).boxed_local()),
     ("a failure before its key", |defect| failure_before_its_key(defect).map(Ok).boxed_local()),
     ("a claim beside a retry of its key", |defect| {
         claim_beside_a_retry(defect).map(Ok).boxed_local()
@@ -1824,6 +1833,27 @@ async fn removal(defect: Option<&Defect>) {
             consumer.tenant.schema_name
         ))
         .await;
+    fixture.finish().await;
+}
+
+async fn archived_removal(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let folder = TempDir::new("archive");
+    let location = format!("file://{}", folder.path().display());
+    let options = ArchiveOptions { location, ..ArchiveOptions::default() };
+    let admin = fixture.admin.clone().archiving_at(ArchiveStore::new(&options).unwrap());
+    let consumer = fixture.simple("", "").await;
+    let ids = ["m1", "m2", "m3"];
+    deliver(&fixture.host(&consumer), &records(ids)).await;
+    age(&fixture.pool, "true", 12).await;
+    let retention = admin.retention();
+    let run = retention.run(&retention.databases().await.unwrap()[0]).await.unwrap();
+    assert!(run.failed.is_empty() && !run.removed.is_empty(), "{run:?}");
+    for id in ids {
+        let found = admin.archive().find("acme", None, id).await.unwrap();
+        assert_eq!(found.len(), 1, "an archived message is lost");
+    }
+    fixture.execute(format!("DELETE FROM {}.effect", consumer.tenant.schema_name)).await;
     fixture.finish().await;
 }
 

@@ -315,7 +315,7 @@ async fn a_configuration_that_cannot_work_is_named() {
             "section.toml",
             "[databas]\n",
             "line 1: unknown field `databas`, expected one of `database`, `kafka`, \
-                `schema_registry`, `keys`, `runtime`, `http`, `api`, `log`, `retention`, \
+                `schema_registry`, `keys`, `runtime`, `http`, `api`, `log`, `retention`, `archive`, \
                 `storage`, `shutdown`",
         ),
         (
@@ -1003,6 +1003,7 @@ Commands:
   hosts        List the hosts that run
   doctor       Look whether the database keeps tenants apart, and say what to do where it does not
   retention    What is removed when, and removing it now
+  archive      Messages that were archived before their removal
   storage      Show how large the inboxes are, and how large they will be
   token        Who may use the API
   audit        List who changed what

@@ -46,6 +46,8 @@ pub(crate) enum HostLock {
     Removal(i32),
     /// Removal of inbox partitions that are past their retention.
     Retention,
+    /// Erasure in this tenant's files of the archive.
+    ArchiveErasure(i32),
 }
 
 /// Factor of the tenant in the second number. The remainder is the kind of lock.
@@ -64,6 +66,7 @@ impl HostLock {
             Self::Replica(tenant_id) => (6, tenant_id),
             Self::Removal(tenant_id) => (7, tenant_id),
             Self::Retention => (8, 0),
+            Self::ArchiveErasure(tenant_id) => (9, tenant_id),
         };
         tenant_id.wrapping_mul(KINDS).wrapping_add(kind)
     }
@@ -79,6 +82,7 @@ impl HostLock {
             Self::Replica(_) => "write to the tenant's own database",
             Self::Removal(_) => "take the tenant away",
             Self::Retention => "remove partitions of the inbox",
+            Self::ArchiveErasure(_) => "erase in the tenant's archive",
         }
     }
 

@@ -6,6 +6,7 @@
 //! session of the tenant reports its settings.
 
 mod access;
+mod archive;
 mod budgets;
 mod functions;
 mod ids;
@@ -153,6 +154,7 @@ impl<'a> Doctor<'a> {
             findings.extend(look.all().await);
         }
         findings.extend(self.topics_are_apart().await);
+        findings.extend(self.archive_is_there().await);
         findings.extend(self.budgets_are_kept().await);
         findings.sort_by(|a, b| (a.severity, &a.place).cmp(&(b.severity, &b.place)));
         Ok(findings)

@@ -4,13 +4,14 @@
 //! never changes, so that a pass misses no message that moves to another time partition meanwhile.
 //! A message that a worker holds is tried again at the end of the pass. Each pass after the first
 //! waits until the claims that are open have ended, since their messages are not visible before.
-//! The last two passes find nothing: they prove that nothing is left.
+//! A pass also looks at the tables that retention has detached and not dropped yet (`removed`). The
+//! last two passes find nothing: they prove that nothing is left.
 
 use std::{collections::BTreeSet, fmt};
 
 use chrono::{DateTime, Utc};
 use oncebox_model::{error::InboxError, hooks};
-use sqlx::{AssertSqlSafe, Executor, PgConnection};
+use sqlx::{Executor, PgConnection};
 
 use super::{
     ErasureProgress, ErasureTarget,
@@ -55,6 +56,9 @@ pub(super) struct ErasureRow {
     pass: i32,
     at_consumer: i32,
     at_message: String,
+    pub(super) removed_table: String,
+    pub(super) removed_consumer: i32,
+    pub(super) removed_message: String,
     pub(super) found: i64,
     empty_passes: i32,
     waits_for: Vec<String>,
@@ -62,6 +66,8 @@ pub(super) struct ErasureRow {
     pub(super) edits: i64,
     pub(super) errors: i64,
     pub(super) differences: i64,
+    pub(super) archive_files: i64,
+    pub(super) archived: i64,
     pub(super) vacuumed: Vec<String>,
     pub(super) not_vacuumed: Vec<String>,
 }
@@ -84,13 +90,15 @@ pub(super) enum ErasureWait {
     Messages(i64),
     /// Transactions with claims that were open when the pass began.
     Claims(i64),
-    /// Messages in a time partition that is being removed.
+    /// Time partitions that are being detached.
     Removals(i64),
+    /// Files of the archive that were begun before the messages were erased.
+    Files(i64),
 }
 
-/// The answer of `oncebox.erase` about a message.
+/// The answer of an erasing statement, such as `oncebox.erase`, about a message.
 #[derive(sqlx::FromRow)]
-struct ErasedRow {
+pub(super) struct ErasedRow {
     id: String,
     /// Status before; none where the message is held.
     status: Option<String>,
@@ -101,7 +109,10 @@ struct ErasedRow {
 
 impl ErasureWait {
     fn count(&self) -> i64 {
-        let (Self::Messages(count) | Self::Claims(count) | Self::Removals(count)) = self;
+        let (Self::Messages(count)
+        | Self::Claims(count)
+        | Self::Removals(count)
+        | Self::Files(count)) = self;
         *count
     }
 }
@@ -116,8 +127,13 @@ impl fmt::Display for ErasureWait {
             ),
             Self::Claims(count) => write!(f, "transactions with open claims: {count}"),
             Self::Removals(count) => {
-                write!(f, "messages in a time partition that retention is removing: {count}")
+                write!(f, "time partitions that retention is detaching from the inbox: {count}")
             }
+            Self::Files(count) => write!(
+                f,
+                "files that retention is writing to the archive: {count}; its next run ends one \
+                    that was interrupted"
+            ),
         }
     }
 }
@@ -201,7 +217,7 @@ impl InboxErasure {
             already_erased = already_erased + CASE pass WHEN 1 THEN $6 ELSE 0 END, \
             differences = differences + $7, waits_for = '{}' WHERE erasure_id = $1";
         let after = if row.at_consumer == consumer.consumer_id { &*row.at_message } else { "" };
-        let seen = window::look(connection, consumer, &self.target, after).await?;
+        let seen = window::look(connection, "inbox", consumer, &self.target, after).await?;
         let window = ErasureWindow::of(seen);
         if !window.found.is_empty() {
             let erased = self.erase(connection, row, consumer, &window.found).await?;
@@ -248,7 +264,7 @@ impl InboxErasure {
     }
 
     /// Writes which messages were erased and which are held, and which tables are to be vacuumed.
-    async fn record(
+    pub(super) async fn record(
         &self,
         connection: &mut PgConnection,
         consumer_id: i32,
@@ -294,7 +310,7 @@ impl InboxErasure {
     }
 
     /// Deletes what trials of candidates kept of these messages: values of rows that they wrote.
-    async fn forget_trials(
+    pub(super) async fn forget_trials(
         &self,
         connection: &mut PgConnection,
         consumer: &ErasedConsumer,
@@ -323,16 +339,13 @@ impl InboxErasure {
         row: &ErasureRow,
     ) -> Result<ErasureStep, InboxError> {
         const NEXT_PASS: &str = "UPDATE oncebox.erasure SET pass = pass + 1, at_consumer = 0, \
-            at_message = '', found = 0, waits_for = $2, empty_passes = $3 WHERE erasure_id = $1";
-        // Messages that a removal gives back to the inbox are looked at by another pass.
-        const ANOTHER: &str = "UPDATE oncebox.erasure SET found = found + 1 WHERE erasure_id = $1";
+            at_message = '', removed_table = '', removed_consumer = 0, removed_message = '', \
+            found = 0, waits_for = $2, empty_passes = $3 WHERE erasure_id = $1";
         if let Some(step) = self.try_held(connection, row).await? {
             return Ok(step);
         }
-        let removed = self.count_removed(connection).await?;
-        if removed > 0 {
-            sqlx::query(ANOTHER).bind(self.erasure_id).execute(connection).await?;
-            return Ok(ErasureStep::Waits(ErasureWait::Removals(removed)));
+        if let Some(step) = self.look_at_removed(connection, row).await? {
+            return Ok(step);
         }
         let is_empty = row.pass > 1 && row.found == 0;
         if is_empty && row.empty_passes > 0 {
@@ -381,30 +394,6 @@ impl InboxErasure {
             0 => ErasureStep::Erased,
             left => ErasureStep::Waits(ErasureWait::Messages(left)),
         }))
-    }
-
-    /// Counts messages of the subject in time partitions that are being removed: a table that is
-    /// detached and not dropped yet is no part of the inbox.
-    async fn count_removed(&self, connection: &mut PgConnection) -> Result<i64, InboxError> {
-        const TABLES: &str = "SELECT m.partition_name FROM oncebox.removal m WHERE m.state = \
-            'counted' AND to_regclass('oncebox.' || m.partition_name) IS NOT NULL";
-        let tables: Vec<String> = sqlx::query_scalar(TABLES).fetch_all(&mut *connection).await?;
-        let consumers: Vec<_> = self.consumers.iter().map(|known| known.consumer_id).collect();
-        let condition = match self.target {
-            ErasureTarget::MessageId(_) => "i.message_id = convert_from($2, 'UTF8')",
-            ErasureTarget::Key(_) => "(i.key = $2 OR i.ordering_key = $2)",
-        };
-        let mut messages = 0;
-        for table in tables {
-            let count = format!(
-                "SELECT count(*) FROM oncebox.{table} i WHERE i.consumer_id = ANY ($1) AND \
-                    i.erased_at IS NULL AND {condition}"
-            );
-            let query = sqlx::query_scalar(AssertSqlSafe(count)).bind(&consumers);
-            let count: i64 = query.bind(self.target.bytes()).fetch_one(&mut *connection).await?;
-            messages += count;
-        }
-        Ok(messages)
     }
 
     /// Returns the progress for the caller.

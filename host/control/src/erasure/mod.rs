@@ -6,10 +6,17 @@
 //! progress; each step changes it in the transaction of what it erased. So an erasure continues
 //! after a crash at any step, and two callers that request one erasure share it.
 //!
-//! Each store of payloads has a module that erases in it; the inbox is the one there is.
+//! Each store of payloads has a module that erases in it: the inbox, its detached time partitions,
+//! and the archive.
 
 // The inbox, with its history and its edits.
 mod inbox;
+// Time partitions that are out of the inbox and not dropped yet.
+mod removed;
+// Files of the archive.
+mod archive;
+// One such file, in memory.
+mod file;
 // The messages that one transaction looks at.
 mod window;
 // The vacuum at the end.
@@ -97,14 +104,17 @@ impl ErasureTarget {
 }
 
 impl Erasures<'_> {
-    /// Erases what the inbox holds of a subject's payloads: payload, headers, their hash, results
-    /// and texts of failures, also in history and edits. Messages that are not settled are
-    /// discarded. Works for about a second, or for as long as the vacuum of one table takes.
-    /// Returns the progress; there is a proof in it once nothing is left.
+    /// Erases what the inbox and the archive hold of a subject's payloads: payload, headers, their
+    /// hash, results and texts of failures, also in history and edits. Messages that are not
+    /// settled are discarded. Works for about a second, or for as long as the vacuum of one table
+    /// or one file of the archive takes. Returns the progress; there is a proof in it once nothing
+    /// is left.
     ///
     /// # Errors
     /// `NotFound` for a tenant or consumer that does not exist. `Conflict` where another caller has
-    /// ended the erasure meanwhile. An error of the host's database or of the tenant's.
+    /// ended the erasure meanwhile, or where this process cannot reach the archive. `Archive` where
+    /// a file of it is missing or damaged, or it does not answer. An error of the host's database
+    /// or of the tenant's.
     pub async fn erase(
         &self,
         tenant: &str,
@@ -115,7 +125,11 @@ impl Erasures<'_> {
         loop {
             let mut waits_for = None;
             let mut is_held = false;
-            match erasure.step().await? {
+            let step = match erasure.step().await? {
+                ErasureStep::Done => erasure.look_at_archive().await?,
+                step => step,
+            };
+            match step {
                 ErasureStep::Erased => {}
                 ErasureStep::Again => is_held = true,
                 ErasureStep::Waits(wait) => (waits_for, is_held) = (Some(wait), true),
@@ -191,7 +205,12 @@ impl Erasures<'_> {
                 pass = CASE WHEN o.is_old THEN greatest(e.pass, 2) ELSE e.pass END, \
                 empty_passes = CASE WHEN o.is_old THEN 0 ELSE e.empty_passes END, \
                 at_consumer = CASE WHEN o.is_old THEN 0 ELSE e.at_consumer END, \
-                at_message = CASE WHEN o.is_old THEN '' ELSE e.at_message END \
+                at_message = CASE WHEN o.is_old THEN '' ELSE e.at_message END, \
+                removed_table = CASE WHEN o.is_old THEN '' ELSE e.removed_table END, \
+                removed_consumer = CASE WHEN o.is_old THEN 0 ELSE e.removed_consumer END, \
+                removed_message = CASE WHEN o.is_old THEN '' ELSE e.removed_message END, \
+                at_file = CASE WHEN o.is_old THEN '' ELSE e.at_file END, \
+                passed_at = CASE WHEN o.is_old THEN NULL ELSE e.passed_at END \
             FROM (SELECT p.erasure_id, p.worked_at < now() - interval '1 minute' AS is_old \
                 FROM oncebox.erasure p WHERE p.tenant_id = $1 AND \
                 coalesce(p.consumer_id, 0) = coalesce($2, 0) AND p.subject = $3) o \

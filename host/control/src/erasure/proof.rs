@@ -14,8 +14,10 @@ use super::{
 };
 
 /// What an erasure leaves, as texts for operators.
-const NOT_COVERED: [&str; 7] = [
+const NOT_COVERED: [&str; 8] = [
     "records in the brokers' topics, copies of dead letters in a topic included",
+    "older versions of the archive's files, where the storage keeps them, and files that were \
+        taken out of its list",
     "the tenant's own tables, which its handlers wrote",
     "backups and the write-ahead log of the database until they expire, and replicas until they \
         have applied it",
@@ -55,6 +57,10 @@ pub struct ErasureProof {
     pub errors: i64,
     /// Differences of shadows that were deleted.
     pub differences: i64,
+    /// Files of the archive that were written again.
+    pub archive_files: i64,
+    /// Messages that were erased in them.
+    pub archived: i64,
     /// SHA-256, in hexadecimal digits, over a line `<consumer>/<message id>` for each erased
     /// message. The lines are sorted by their bytes, and each ends with a line feed.
     pub digest: String,
@@ -119,6 +125,8 @@ impl InboxErasure {
         let erased = counts.fetch_all(&mut *connection).await?;
         let ended_at =
             sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(&mut *connection).await?;
+        let mut not_covered = Vec::from(NOT_COVERED.map(str::to_owned));
+        not_covered.extend(self.files_left(connection).await?);
         let digest = self.digest(connection).await?;
         let (message_id, key_hmac) = self.target.shown(&self.subject);
         Ok(ErasureProof {
@@ -135,11 +143,13 @@ impl InboxErasure {
             edits: row.edits,
             errors: row.errors,
             differences: row.differences,
+            archive_files: row.archive_files,
+            archived: row.archived,
             digest,
             readable: row.found,
             vacuumed: row.vacuumed,
             not_vacuumed: row.not_vacuumed,
-            not_covered: NOT_COVERED.map(str::to_owned).into(),
+            not_covered,
             audit_id: 0,
         })
     }
@@ -191,6 +201,8 @@ impl ErasureProof {
             "edits": self.edits,
             "errors": self.errors,
             "differences": self.differences,
+            "archive_files": self.archive_files,
+            "archived": self.archived,
             "digest": self.digest,
             "readable": self.readable,
             "not_vacuumed": self.not_vacuumed,

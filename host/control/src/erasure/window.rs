@@ -1,7 +1,7 @@
 //! The messages that one transaction of an erasure looks at.
 
 use oncebox_model::error::InboxError;
-use sqlx::PgConnection;
+use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::{ErasureTarget, inbox::ErasedConsumer};
 
@@ -60,16 +60,17 @@ impl ErasureWindow {
     }
 }
 
-/// Reads the messages of a consumer after an id: those that the target selects, and the last of
-/// the window.
+/// Reads the messages of a consumer in a table after an id: those that the target selects, and the
+/// last of the window.
 pub(super) async fn look(
     connection: &mut PgConnection,
+    table: &str,
     consumer: &ErasedConsumer,
     target: &ErasureTarget,
     after: &str,
 ) -> Result<Vec<SeenMessage>, InboxError> {
     const BY_ID: &str = "SELECT 1::bigint AS ordinal, i.message_id, true AS is_match, \
-        i.erased_at IS NOT NULL AS is_erased FROM oncebox.inbox i \
+        i.erased_at IS NOT NULL AS is_erased FROM oncebox.{table} i \
         WHERE i.consumer_id = $1 AND i.retention_class = $2 AND i.message_id = $3";
     const BY_KEY: &str = "SELECT w.ordinal, w.message_id, w.is_match, w.is_erased FROM ( \
             SELECT r.*, row_number() OVER (ORDER BY r.message_id) AS ordinal, \
@@ -77,18 +78,19 @@ pub(super) async fn look(
                 SELECT i.message_id, i.erased_at IS NOT NULL AS is_erased, \
                     coalesce(i.key = $3, false) OR coalesce(i.ordering_key = $3, false) \
                         AS is_match \
-                FROM oncebox.inbox i \
+                FROM oncebox.{table} i \
                 WHERE i.consumer_id = $1 AND i.retention_class = $2 AND i.message_id > $4 \
                 ORDER BY i.message_id LIMIT $5) r) w \
         WHERE w.is_match OR w.ordinal = w.looked_at ORDER BY w.ordinal";
     let ErasedConsumer { consumer_id, retention_class, .. } = consumer;
+    let of = |sql: &str| AssertSqlSafe(sql.replace("{table}", table));
     let seen = match target {
         ErasureTarget::MessageId(id) => {
-            let query = sqlx::query_as(BY_ID).bind(consumer_id).bind(retention_class);
+            let query = sqlx::query_as(of(BY_ID)).bind(consumer_id).bind(retention_class);
             query.bind(id).fetch_all(connection).await?
         }
         ErasureTarget::Key(key) => {
-            let query = sqlx::query_as(BY_KEY).bind(consumer_id).bind(retention_class);
+            let query = sqlx::query_as(of(BY_KEY)).bind(consumer_id).bind(retention_class);
             query.bind(key).bind(after).bind(WINDOW).fetch_all(connection).await?
         }
     };

@@ -47,7 +47,7 @@ pub struct InboxRow {
     /// SHA-256 of the component that last ran it.
     pub version: Option<String>,
     #[serde(skip)]
-    version_id: Option<i32>,
+    pub(crate) version_id: Option<i32>,
     /// Result that the handler returned.
     pub result: Option<serde_json::Value>,
     /// HMAC-SHA-256 of the payload that came, under a key of the tenant; none in a light row.

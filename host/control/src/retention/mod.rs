@@ -146,8 +146,11 @@ impl Retention<'_> {
     /// for the next run, and the others are removed.
     ///
     /// # Errors
-    /// An error of the database before the first partition.
+    /// An error of the database before the first partition. `Conflict` where messages must be
+    /// archived first and this process cannot do that; `Archive` where the archive does not answer.
     pub async fn run(&self, database: &InboxDatabase) -> Result<RetentionRun, InboxError> {
+        // Before anything is moved. Each removal looks again.
+        self.0.archive().required().await?;
         let mut turn = database.connect().await?;
         if !locks::try_for_session(&mut turn, HostLock::Retention).await? {
             let _ = turn.close().await; // it holds nothing
@@ -155,14 +158,14 @@ impl Retention<'_> {
         }
         // Messages that must stay move to the present partition.
         schema::ensure_partitions(&database.database.pool).await?;
-        let mut stuck = Vec::new();
+        let (mut stuck, tenant) = (Vec::new(), database.tenant.as_deref());
         let mut run = RetentionRun { is_ours: true, ..RetentionRun::default() };
         for partition in partitions::due(&mut turn).await? {
             // Only one detach of a class can be under way.
             if stuck.contains(&partition.class) {
                 continue;
             }
-            match removal::remove(&mut turn, &partition, &self.0.actor).await {
+            match removal::remove(self.0, tenant, &mut turn, &partition).await {
                 Ok(removal) => run.removed.push(removal),
                 Err(error) => {
                     stuck.push(partition.class.clone());
@@ -175,6 +178,8 @@ impl Retention<'_> {
                 }
             }
         }
+        // The server ends the session some time after the close; the next run need not wait for it.
+        let _ = locks::release_for_session(&mut turn, HostLock::Retention).await;
         let _ = turn.close().await; // the lock ends either way
         Ok(run)
     }

@@ -5,8 +5,9 @@
 //! 2. The rest is counted into `oncebox.forgotten`, with the highest offset and the latest
 //!    timestamp of each partition of a topic. From then on claims know what may be forgotten.
 //! 3. The partition is detached, concurrently: no claim waits for it.
-//! 4. The history and the edits of its messages are deleted.
-//! 5. Its table is dropped.
+//! 4. Its messages are archived, where the installation does that (`crate::archive`).
+//! 5. The history and the edits of its messages are deleted.
+//! 6. Its table is dropped.
 //!
 //! No message enters a partition whose time is over: a message gets the bucket of the time at which
 //! its status changes. So once no message in it must stay, none will.
@@ -20,10 +21,11 @@ use oncebox_model::{
     sqlstate,
     tx::answered,
 };
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Postgres, Transaction};
 use tokio::time::{Instant, sleep};
 
 use super::partitions::TimePartition;
+use crate::{archive::write::DetachedPartition, control::Control};
 
 /// The removal of a time partition.
 #[derive(Debug, Clone, sqlx::FromRow)]
@@ -79,14 +81,16 @@ const BUSY: Duration = Duration::from_secs(30);
 /// Pause between two tries to move them.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// Removes a partition, from the step at which it is.
+/// Removes a partition, from the step at which it is. `tenant` named the database; none for the
+/// host's.
 pub(super) async fn remove(
+    control: &Control,
+    tenant: Option<&str>,
     connection: &mut PgConnection,
     partition: &TimePartition,
-    host: &str,
 ) -> Result<Removal, InboxError> {
     let name = &partition.name;
-    let state = begin(connection, partition, host).await?;
+    let state = begin(connection, partition, &control.actor).await?;
     hooks::point("retention:begin:after");
     if state == "moving" {
         move_staying(connection, partition).await?;
@@ -96,15 +100,24 @@ pub(super) async fn remove(
     }
     detach(connection, partition).await?;
     hooks::point("retention:detach:after");
+    // Before the archive and before the history goes: a message that comes back keeps both.
+    attach_staying(connection, partition).await?;
+    let detached = DetachedPartition { name, tenant, to_at: partition.to_at };
+    let is_archived = control.archive().write(connection, detached).await?;
     delete_history(connection, partition).await?;
     hooks::point("retention:history:after");
-    drop_table(connection, partition).await?;
+    attach_staying(connection, partition).await?;
+    let mut tx = connection.begin().await?;
+    if !is_archived {
+        control.archive().check_is_off(&mut tx, tenant).await?;
+    }
+    drop_table(tx, name).await?;
     hooks::point("retention:drop:after");
     by_name(connection, name).await
 }
 
-/// Writes the row of the removal, or takes it over, and returns its state. A partition that someone made again after its
-/// removal is removed anew.
+/// Writes the row of the removal, or takes it over, and returns its state. A partition that someone
+/// made again after its removal is removed anew.
 async fn begin(
     connection: &mut PgConnection,
     partition: &TimePartition,
@@ -118,6 +131,7 @@ async fn begin(
             began_at = CASE r.state WHEN 'dropped' THEN now() ELSE r.began_at END, \
             moved = CASE r.state WHEN 'dropped' THEN 0 ELSE r.moved END, \
             was_counted = r.was_counted AND r.state <> 'dropped', \
+            has_erased = r.has_erased AND r.state <> 'dropped', \
             dropped_at = NULL \
         RETURNING state";
     let query = sqlx::query_scalar(BEGIN).bind(&partition.name).bind(partition.retention_class);
@@ -283,31 +297,53 @@ async fn delete_history(
     Ok(())
 }
 
-/// Drops the table of a detached partition. Where a message in it must stay after all, which only a
-/// change by hand can cause, it is attached again and the removal begins anew.
-async fn drop_table(
+/// Attaches a detached partition again where a message in it must stay after all, which only a
+/// change by hand can cause. Then the removal begins anew. Files that were written stay: they have
+/// the history, and the archive of the new removal does not count them.
+async fn attach_staying(
     connection: &mut PgConnection,
     partition: &TimePartition,
 ) -> Result<(), InboxError> {
+    const AGAIN: &str = "UPDATE oncebox.removal SET state = 'moving', \
+        began_at = clock_timestamp() WHERE partition_name = $1";
+    if hooks::sabotage(Defect::DropBeforeMove) {
+        return Ok(());
+    }
+    let TimePartition { name, class, from_at, to_at, .. } = partition;
+    let left = staying(connection, name).await?;
+    if left == 0 {
+        return Ok(());
+    }
+    let attach = format!(
+        "ALTER TABLE oncebox.inbox_{class} ATTACH PARTITION oncebox.{name} FOR VALUES FROM \
+            ('{from_at}') TO ('{to_at}')"
+    );
+    let mut tx = connection.begin().await?;
+    tx.execute(sqlx::raw_sql(AssertSqlSafe(attach))).await?;
+    sqlx::query(AGAIN).bind(name).execute(&mut *tx).await?;
+    tx.commit().await?;
+    Err(InboxError::conflict(format!(
+        "{left} messages of the partition must stay and were put there after it was counted; it is \
+            a partition again, and the next run moves them"
+    )))
+}
+
+/// Drops the table of a detached partition in which no message must stay, and commits.
+async fn drop_table(mut tx: Transaction<'_, Postgres>, name: &str) -> Result<(), InboxError> {
     const DROPPED: &str = "UPDATE oncebox.removal SET state = 'dropped', dropped_at = now(), \
         error = NULL WHERE partition_name = $1";
-    const AGAIN: &str = "UPDATE oncebox.removal SET state = 'moving' WHERE partition_name = $1";
-    let TimePartition { name, class, from_at, to_at, .. } = partition;
-    let mut tx = connection.begin().await?;
-    let left =
-        if hooks::sabotage(Defect::DropBeforeMove) { 0 } else { staying(&mut tx, name).await? };
-    if left > 0 {
-        let attach = format!(
-            "ALTER TABLE oncebox.inbox_{class} ATTACH PARTITION oncebox.{name} FOR VALUES FROM \
-                ('{from_at}') TO ('{to_at}')"
+    const HAS_ERASED: &str = "SELECT has_erased FROM oncebox.removal WHERE partition_name = $1";
+    // From here on nobody erases in the table. An erasure may have come after `delete_history`.
+    let lock = format!("LOCK TABLE oncebox.{name} IN ACCESS EXCLUSIVE MODE");
+    tx.execute(sqlx::raw_sql(AssertSqlSafe(lock))).await?;
+    let has_erased: bool = sqlx::query_scalar(HAS_ERASED).bind(name).fetch_one(&mut *tx).await?;
+    if has_erased {
+        let entries = format!(
+            "DELETE FROM oncebox.inbox_history h USING oncebox.{name} i \
+             WHERE h.consumer_id = i.consumer_id AND h.message_id = i.message_id \
+               AND h.at <= i.erased_at"
         );
-        tx.execute(sqlx::raw_sql(AssertSqlSafe(attach))).await?;
-        sqlx::query(AGAIN).bind(name).execute(&mut *tx).await?;
-        tx.commit().await?;
-        return Err(InboxError::conflict(format!(
-            "{left} messages of the partition must stay and were put there after it was counted; \
-                it is a partition again, and the next run moves them"
-        )));
+        sqlx::query(AssertSqlSafe(entries)).execute(&mut *tx).await?;
     }
     tx.execute(sqlx::raw_sql(AssertSqlSafe(format!("DROP TABLE oncebox.{name}")))).await?;
     sqlx::query(DROPPED).bind(name).execute(&mut *tx).await?;

@@ -64,6 +64,8 @@ defects! {
     RetentionByHostClock = "retention_by_host_clock",
     /// A time partition is dropped with the messages in it that must stay.
     DropBeforeMove = "drop_before_move",
+    /// A time partition is dropped although its archive lacks messages.
+    DropBeforeArchiveVerified = "drop_before_archive_verified",
     /// A message with a known id and another payload counts as a duplicate.
     CollisionsDropped = "collisions_dropped",
     /// A fault of the host costs the message an attempt.

@@ -72,6 +72,10 @@ pub const RETENTION_POINTS: &[&str] = &[
     "retention:move:after",
     "retention:count:after",
     "retention:detach:after",
+    "archive:write:after",
+    "archive:verify:after",
+    "archive:record:before",
+    "archive:record:after",
     "retention:history:after",
     "retention:drop:before",
     "retention:drop:after",
@@ -87,6 +91,10 @@ pub const ERASE_POINTS: &[&str] = &[
     "erase:end:after",
 ];
 
+/// Every fail point of an erasure in a file of the archive, in order.
+pub const ARCHIVE_ERASE_POINTS: &[&str] =
+    &["erase:archive:begun", "erase:archive:before", "erase:archive:after"];
+
 /// Returns whether there is a point of this name.
 pub(super) fn is_known(name: &str) -> bool {
     [
@@ -98,6 +106,7 @@ pub(super) fn is_known(name: &str) -> bool {
         REMOVAL_POINTS,
         RETENTION_POINTS,
         ERASE_POINTS,
+        ARCHIVE_ERASE_POINTS,
     ]
     .iter()
     .any(|points| points.contains(&name))

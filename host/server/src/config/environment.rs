@@ -51,6 +51,13 @@ pub(super) const OVERRIDES: &[(&str, &str, &str)] = &[
     ("retention", "enabled", "ONCEBOX_RETENTION_ENABLED"),
     ("retention", "interval_ms", "ONCEBOX_RETENTION_INTERVAL_MS"),
     ("retention", "window", "ONCEBOX_RETENTION_WINDOW"),
+    ("archive", "location", "ONCEBOX_ARCHIVE_LOCATION"),
+    ("archive", "endpoint", "ONCEBOX_ARCHIVE_ENDPOINT"),
+    ("archive", "region", "ONCEBOX_ARCHIVE_REGION"),
+    ("archive", "access_key_id", "ONCEBOX_ARCHIVE_ACCESS_KEY_ID"),
+    ("archive", "secret_access_key_file", "ONCEBOX_ARCHIVE_SECRET_ACCESS_KEY_FILE"),
+    ("archive", "ca_file", "ONCEBOX_ARCHIVE_CA_FILE"),
+    ("archive", "allow_http", "ONCEBOX_ARCHIVE_ALLOW_HTTP"),
     ("storage", "measure_ms", "ONCEBOX_STORAGE_MEASURE_MS"),
     ("shutdown", "drain_ms", "ONCEBOX_SHUTDOWN_DRAIN_MS"),
 ];

@@ -1,5 +1,6 @@
 //! The host's configuration: one TOML file, each setting with an override from the environment.
 
+mod archive;
 mod database;
 mod environment;
 mod http;
@@ -11,6 +12,7 @@ mod runtime;
 mod schema_registry;
 mod storage;
 
+pub use archive::ArchiveSettings;
 pub use database::DatabaseSettings;
 pub use http::{ApiSettings, HttpSettings};
 pub use kafka::KafkaSettings;
@@ -57,6 +59,8 @@ pub struct Config {
     pub log: LogSettings,
     /// The removal of what is past its retention.
     pub retention: RetentionSettings,
+    /// The place to which messages go before that.
+    pub archive: ArchiveSettings,
     /// The measurement of the size of inboxes.
     pub storage: StorageSettings,
     /// The drain at the end of the process.
@@ -156,7 +160,7 @@ impl Config {
     /// actor.
     ///
     /// # Errors
-    /// The database or the master key is not configured.
+    /// The database or the master key is not configured, or the archive cannot be used.
     pub fn admin(&self) -> Result<Control> {
         let actor = std::env::var("USER").unwrap_or_else(|_| "cli".to_owned());
         let DatabaseSettings {
@@ -170,8 +174,12 @@ impl Config {
             attempts_max: migration_attempts_max,
             statement_timeout_ms: migration_statement_timeout_ms,
         };
-        Ok(Control::new(self.connect_options()?, self.master_key()?, actor)
-            .bounding_migrations(migrations))
+        let control = Control::new(self.connect_options()?, self.master_key()?, actor)
+            .bounding_migrations(migrations);
+        Ok(match self.archive.store()? {
+            Some(store) => control.archiving_at(store),
+            None => control,
+        })
     }
 
     /// Returns the limits that all tenants of the host share.
@@ -227,6 +235,7 @@ mod tests {
         default.api.tls_certificate_file = config.api.tls_certificate_file.clone();
         default.api.tls_key_file = config.api.tls_key_file.clone();
         default.retention.window = config.retention.window;
+        default.archive = config.archive.clone();
         default.kafka = config.kafka.clone();
         default.schema_registry = config.schema_registry.clone();
         assert_eq!(format!("{config:?}"), format!("{default:?}"));

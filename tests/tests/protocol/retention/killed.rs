@@ -1,4 +1,4 @@
-//! Processes that die at any step of a removal, two of them at a time.
+//! Processes that die at any step of an archived removal, two of them at a time.
 
 use std::{os::unix::process::ExitStatusExt, process::Output};
 
@@ -11,7 +11,8 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, postgres::PgConnec
 use tokio::process::Command;
 
 /// What could go wrong: a process dies in the middle of a removal; the next one counts what went
-/// twice, never ends the removal, drops what must stay, or forgets without a mark. S1-099.
+/// twice, never ends the removal, drops what must stay, forgets without a mark, or archives a
+/// message twice or not at all. S1-099.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_removal_that_was_killed_at_any_step_goes_on() {
     let mut cli = CliFixture::open(Access::Database).await;
@@ -36,23 +37,33 @@ async fn a_removal_that_was_killed_at_any_step_goes_on() {
         let (first, second) = (command(&mut cli), command(&mut cli));
         let (one, other) = tokio::join!(run(first, None), run(second, None));
         assert!(one.status.success() && other.status.success(), "{point}: {one:?} {other:?}");
-        let counts: (i64, i64, i64, i64, i64) = sqlx::query_as(
+        let counts: (i64, i64, i64, i64, i64, i64, i64) = sqlx::query_as(
             "SELECT (SELECT count(*) FROM oncebox.removal WHERE state = 'dropped'), \
                 (SELECT count(*) FROM oncebox.removal WHERE state <> 'dropped'), \
                 (SELECT count(*) FROM oncebox.inbox), \
                 (SELECT completed FROM oncebox.forgotten), \
-                (SELECT count(*) FROM oncebox.inbox_history)",
+                (SELECT count(*) FROM oncebox.inbox_history), \
+                (SELECT count(*) FROM oncebox.archive_file), \
+                (SELECT coalesce(sum(rows), 0)::bigint FROM oncebox.archive_file)",
         )
         .fetch_one(&mut database)
         .await
         .unwrap();
-        // Each round: 100 go, 10 stay with their history.
+        // Each round: 100 go, 10 stay with their history. S0-029: those that go are in one file.
         assert_eq!(
             counts,
-            (rounds, 0, rounds * 10, rounds * 100, rounds * 10),
-            "{point}: dropped, unfinished, rows, forgotten, history"
+            (rounds, 0, rounds * 10, rounds * 100, rounds * 10, rounds, rounds * 100),
+            "{point}: dropped, unfinished, rows, forgotten, history, files, archived"
         );
         println!("{point}: {died} killed, then brought to its end");
+    }
+    let files: Vec<(String, i64)> = sqlx::query_as("SELECT path, bytes FROM oncebox.archive_file")
+        .fetch_all(&mut database)
+        .await
+        .unwrap();
+    for (path, bytes) in files {
+        let file = cli.dir().join("archive").join(path);
+        assert_eq!(file.metadata().unwrap().len() as i64, bytes, "{}", file.display());
     }
     database.close().await.unwrap();
 }
@@ -87,7 +98,8 @@ fn command(cli: &mut CliFixture) -> Command {
     for name in ["ONCEBOX_DATABASE_URL", "ONCEBOX_MASTER_KEY"] {
         command.env(name, cli.folder().get(name).unwrap());
     }
-    command.args(["retention", "run"]);
+    let location = format!("file://{}", cli.dir().join("archive").display());
+    command.env("ONCEBOX_ARCHIVE_LOCATION", location).args(["retention", "run"]);
     command
 }
 

@@ -218,6 +218,11 @@ pub fn steps(fixture: &ApiFixture) -> Vec<Step> {
         post("/v1/retention/run", json!({})),
         get("/v1/storage"),
         get("/v1/tenants/{tenant}/storage"),
+        get("/v1/archive"),
+        post("/v1/archive/forget", json!({ "before": "2020-01-01T00:00:00Z" })),
+        get("/v1/tenants/{tenant}/archive"),
+        get("/v1/tenants/{tenant}/archive/messages/{message_id}"),
+        delete("/v1/archive"),
         // Last: nothing of the tenant is left for others.
         Step { method: "DELETE", ..post(TENANT, json!({ "confirm": "acme" })) },
     ]

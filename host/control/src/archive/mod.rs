@@ -1,0 +1,59 @@
+//! The archive: messages of a time partition go to files before retention removes them. A file
+//! counts when it has a row in `oncebox.archive_file`, and it gets the row after it was read back.
+
+// Whether messages are archived, and where.
+pub(crate) mod setting;
+// The consumers with messages in a partition.
+mod consumers;
+// The files of a partition.
+pub(crate) mod write;
+// Attempts to write a file.
+mod attempt;
+// The messages of a row group.
+mod group;
+// The proof that files hold what the database has.
+pub(crate) mod verify;
+// Lists of files.
+pub(crate) mod list;
+// Files that are taken out of the list.
+pub(crate) mod forget;
+// The search for a message.
+pub(crate) mod find;
+
+use oncebox_archive::ArchiveError;
+use oncebox_model::error::InboxError;
+
+pub use setting::ArchiveMark;
+
+/// Returns an error of the archive as one of the inbox.
+pub(crate) fn failed(error: ArchiveError) -> InboxError {
+    InboxError::Archive { text: error.headline(), error: error.to_string() }
+}
+
+/// Returns whether a path is that of a file of a tenant. A row in a tenant's own database may name
+/// any file, and a host deletes none of another tenant.
+pub(crate) fn is_file_of(path: &str, installation: &str, tenant: &str) -> bool {
+    let parts: Vec<_> = path.split('/').collect();
+    matches!(parts[..], [of, _, name, _, _] if of == installation && name == tenant)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // What could go wrong: a tenant has the host delete a file of another tenant, or the mark.
+    #[test]
+    fn a_path_names_its_tenant() {
+        let is_of_acme = |path: &str| is_file_of(path, "id", "acme");
+        assert!(is_of_acme("id/inbox_7d_1/acme/orders/3-000001-00.parquet"));
+        for other in [
+            "id/inbox_7d_1/other/orders/3-000001-00.parquet",
+            "other/inbox_7d_1/acme/orders/3-000001-00.parquet",
+            "id/inbox_7d_1/acme/../other/3-000001-00.parquet/x",
+            "id/oncebox-archive",
+            "",
+        ] {
+            assert!(!is_of_acme(other), "{other}");
+        }
+    }
+}
