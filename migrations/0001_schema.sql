@@ -715,7 +715,8 @@ CREATE INDEX archive_file_of_tenant ON oncebox.archive_file (tenant_id, first_id
 
 -- The attempts to write a file of the archive: a row from before the first of its messages is read
 -- until the file has its row. A row that stays is that of a process that died, or of a file that is
--- not what was written: the next run deletes the file, then the row.
+-- not what was written or was replaced: the next run deletes the file. A put that goes on may bring
+-- the file back, so that the row stays until no put can be under way.
 CREATE TABLE oncebox.archive_attempt (
     -- Path below the location. No other attempt has it.
     path                  text PRIMARY KEY,
@@ -725,8 +726,14 @@ CREATE TABLE oncebox.archive_attempt (
     began_at              timestamptz NOT NULL DEFAULT now(),
     -- Erasure that writes the file, or that has replaced it. Null: a removal writes it.
     erasure_id            bigint,
-    -- Whether the storage did not delete the file when that was tried last.
-    is_left               boolean NOT NULL DEFAULT false
+    -- Whether the file may be there, and nobody writes it: the storage did not delete it when that
+    -- was tried last, or the partition was dropped without it.
+    is_left               boolean NOT NULL DEFAULT false,
+    -- Time at which its deletion was tried last. Null: never.
+    tried_at              timestamptz,
+    -- Time after which no put of the file can be under way: one hour after it was known that its
+    -- process has ended. Null: its process may be at work.
+    put_ends_at           timestamptz
 );
 CREATE INDEX archive_attempt_of_partition ON oncebox.archive_attempt (partition_name);
 CREATE INDEX archive_attempt_of_tenant ON oncebox.archive_attempt (tenant_id);

@@ -64,6 +64,10 @@ struct Bucket {
     fault: Option<(usize, S3Fault)>,
     /// Whether nothing is deleted.
     is_locked: bool,
+    /// Whether nothing is there for readers.
+    is_unmounted: bool,
+    /// Whether that begins with the next request for the length of an object.
+    unmounts_at_look: bool,
 }
 
 impl Shared {
@@ -155,6 +159,17 @@ impl S3Server {
         self.shared.bucket().is_locked = is_locked;
     }
 
+    /// Hides all objects from the next request for the length of one, until they are shown again.
+    pub fn unmount_at_look(&self) {
+        self.shared.bucket().unmounts_at_look = true;
+    }
+
+    /// Shows the objects again.
+    pub fn mount(&self) {
+        let mut bucket = self.shared.bucket();
+        (bucket.is_unmounted, bucket.unmounts_at_look) = (false, false);
+    }
+
     /// Lets a fault strike the nth next put of a file of Parquet, from 1.
     pub fn break_put(&self, nth: usize, fault: S3Fault) {
         self.shared.bucket().fault = Some((nth, fault));
@@ -183,13 +198,21 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
         Method::PUT => put(&shared, path, body),
         Method::DELETE => delete(&shared, &path),
         Method::GET | Method::HEAD => {
-            let object = shared.bucket().objects.get(&path).cloned();
+            let object = shared.bucket().look(&head.method, &path);
             match object {
                 None => refusal(StatusCode::NOT_FOUND, "NoSuchKey"),
                 Some(object) => get(&shared, &head, object),
             }
         }
         _ => refusal(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed"),
+    }
+}
+
+impl Bucket {
+    /// The object that a reader sees.
+    fn look(&mut self, method: &Method, path: &str) -> Option<Bytes> {
+        self.is_unmounted |= self.unmounts_at_look && *method == Method::HEAD;
+        self.objects.get(path).filter(|_| !self.is_unmounted).cloned()
     }
 }
 

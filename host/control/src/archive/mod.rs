@@ -8,7 +8,7 @@ mod consumers;
 // The files of a partition.
 pub(crate) mod write;
 // Attempts to write a file.
-mod attempt;
+pub(crate) mod attempt;
 // The messages of a row group.
 mod group;
 // The proof that files hold what the database has.
@@ -33,8 +33,24 @@ pub(crate) fn failed(error: ArchiveError) -> InboxError {
 /// Returns whether a path is that of a file of a tenant. A row in a tenant's own database may name
 /// any file, and a host deletes none of another tenant.
 pub(crate) fn is_file_of(path: &str, installation: &str, tenant: &str) -> bool {
+    tenant_of(path, installation) == Some(tenant)
+}
+
+/// Returns whether a path is that of a file of an installation, whichever tenant it belongs to.
+fn is_file_of_installation(path: &str, installation: &str) -> bool {
+    tenant_of(path, installation).is_some()
+}
+
+/// Returns the name of the tenant of a file; none where no file of the installation has that path.
+fn tenant_of<'p>(path: &'p str, installation: &str) -> Option<&'p str> {
     let parts: Vec<_> = path.split('/').collect();
-    matches!(parts[..], [of, _, name, _, _] if of == installation && name == tenant)
+    let [of, partition, tenant, consumer, file] = parts[..] else { return None };
+    let is_plain = |part: &str| {
+        part.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    let is_file = [partition, tenant, consumer, file].into_iter().all(is_plain);
+    (of == installation && is_file && file.ends_with(".parquet")).then_some(tenant)
 }
 
 #[cfg(test)]
@@ -51,6 +67,9 @@ mod tests {
             "other/inbox_7d_1/acme/orders/3-000001-00.parquet",
             "id/inbox_7d_1/acme/../other/3-000001-00.parquet/x",
             "id/oncebox-archive",
+            "id/inbox_7d_1/acme/orders/3-000001-00.parquet\nid/oncebox-archive",
+            "id/inbox_7d_1/acme/../3-000001-00.parquet",
+            "id/inbox_7d_1/acme/orders/oncebox-archive",
             "",
         ] {
             assert!(!is_of_acme(other), "{other}");

@@ -94,17 +94,25 @@ impl PartitionWork<'_, '_> {
 
     /// Checks that the place is still the one that was marked, and that the files of this removal
     /// are there with their lengths: a volume may be gone since they were read back. A file that is not
-    /// there loses its row, and so do those after it, so that the next run writes them again.
+    /// there loses its row, and so do those after it, so that the next run deletes what is left of
+    /// them and writes them again.
     pub(super) async fn check_files(
         &self,
         connection: &mut PgConnection,
     ) -> Result<(), InboxError> {
         const FILES: &str = "SELECT path, bytes FROM oncebox.archive_file \
             WHERE partition_name = $1 AND removal_began_at = $2";
-        const LOST: &str = "DELETE FROM oncebox.archive_file f USING oncebox.archive_file l \
-            WHERE l.path = ANY ($1) AND f.partition_name = l.partition_name \
-              AND f.removal_began_at = l.removal_began_at AND f.consumer_id = l.consumer_id \
-              AND f.file_number >= l.file_number";
+        // What is there of them has payloads. It was read back, so that no put is under way.
+        const LOST: &str = "WITH lost AS (DELETE FROM oncebox.archive_file f \
+                USING oncebox.archive_file l \
+                WHERE l.path = ANY ($1) AND f.partition_name = l.partition_name \
+                  AND f.removal_began_at = l.removal_began_at AND f.consumer_id = l.consumer_id \
+                  AND f.file_number >= l.file_number \
+                RETURNING f.path, f.partition_name, f.tenant_id, f.consumer_id) \
+            INSERT INTO oncebox.archive_attempt (path, partition_name, tenant_id, consumer_id, \
+                put_ends_at) \
+            SELECT l.path, l.partition_name, l.tenant_id, l.consumer_id, now() FROM lost l \
+            ON CONFLICT (path) DO NOTHING";
         let query = sqlx::query_as(FILES).bind(self.partition.name).bind(self.began_at);
         let files: Vec<(String, i64)> = query.fetch_all(&mut *connection).await?;
         // After the files, the place: only of the right one a file is lost.

@@ -73,7 +73,7 @@ impl<'a> Archive<'a> {
         let began_at = query.fetch_one(&mut *connection).await?;
         let work = PartitionWork { archive: *self, store, partition, began_at };
         let consumers = self.consumers_in(connection, &partition).await?;
-        work.clear_attempts(connection, &consumers).await?;
+        self.clear_attempts(connection, store, partition.tenant, Some(partition.name)).await?;
         for consumer in &consumers {
             work.write_consumer(connection, consumer).await?;
         }

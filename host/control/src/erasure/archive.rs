@@ -12,7 +12,7 @@ use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use oncebox_archive::{ArchiveError, ArchiveStore, Footer, computed};
 use oncebox_model::{error::InboxError, hooks};
-use sqlx::{Connection, PgConnection, PgPool};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 
 use super::{
     ErasureTarget,
@@ -20,7 +20,7 @@ use super::{
     inbox::{ErasureStep, ErasureWait, InboxErasure},
 };
 use crate::{
-    archive::{failed, is_file_of},
+    archive::{attempt::EndedAttempt, failed, is_file_of},
     database::{
         locks::{self, HostLock},
         tenant_database::open::answered_within,
@@ -39,6 +39,21 @@ struct ArchiveProgress {
     passed_at: DateTime<Utc>,
     actor: String,
     reason: String,
+}
+
+/// Attempts of tenant $1 whose files are to be deleted: those of interrupted erasures, the files
+/// that were replaced, those whose puts may have gone on until now, and, once in each erasure,
+/// those that the storage did not delete before. $2 is the time at which the passes over the inbox
+/// had ended.
+const OLD: &str = "tenant_id = $1 AND CASE WHEN is_left THEN coalesce(tried_at < $2, true) \
+    ELSE coalesce(put_ends_at <= now(), erasure_id IS NOT NULL) END";
+
+/// Numbers of files of the tenant that are to be deleted.
+#[derive(sqlx::FromRow)]
+struct OldFiles {
+    files: i64,
+    /// Those of them that an erasure wrote or replaced. It does not end before they were tried.
+    of_erasures: i64,
 }
 
 /// A file that may hold messages of the subject.
@@ -81,10 +96,12 @@ impl InboxErasure {
             return Ok(ErasureStep::Waits(ErasureWait::Files(unfinished)));
         }
         let next = self.next_file(&self.database.pool, &progress).await?;
-        if next.is_none() && !self.has_old_files().await? {
+        let (store, old) = (self.control.archive().store(), self.old_files(&progress).await?);
+        // What a removal left is deleted where this process can do that, and is named otherwise.
+        if next.is_none() && old.of_erasures == 0 && (old.files == 0 || store.is_none()) {
             return Ok(ErasureStep::Done);
         }
-        let Some(store) = self.control.archive().store() else {
+        let Some(store) = store else {
             return Err(InboxError::conflict(
                 "the archive may hold messages of the subject, and this process has no \
                     `archive.location`; give it the settings of the hosts, or repeat the command \
@@ -119,17 +136,20 @@ impl InboxErasure {
     /// erased.
     async fn unfinished_attempts(&self, progress: &ArchiveProgress) -> Result<i64, InboxError> {
         const UNFINISHED: &str = "SELECT count(*) FROM oncebox.archive_attempt \
-            WHERE tenant_id = $1 AND erasure_id IS NULL AND NOT is_left AND began_at <= $2";
+            WHERE tenant_id = $1 AND erasure_id IS NULL AND put_ends_at IS NULL \
+              AND began_at <= $2";
         let query = sqlx::query_scalar(UNFINISHED).bind(self.tenant.tenant_id);
         Ok(query.bind(progress.passed_at).fetch_one(&self.database.pool).await?)
     }
 
-    /// Returns whether an erasure that was interrupted left files of the tenant.
-    async fn has_old_files(&self) -> Result<bool, InboxError> {
-        const OLD: &str = "SELECT EXISTS (SELECT FROM oncebox.archive_attempt \
-            WHERE tenant_id = $1 AND erasure_id IS NOT NULL AND NOT is_left)";
-        let query = sqlx::query_scalar(OLD).bind(self.tenant.tenant_id);
-        Ok(query.fetch_one(&self.database.pool).await?)
+    /// Counts files of the tenant that interrupted work left and that are to be deleted.
+    async fn old_files(&self, progress: &ArchiveProgress) -> Result<OldFiles, InboxError> {
+        let old = format!(
+            "SELECT count(*) AS files, count(*) FILTER (WHERE erasure_id IS NOT NULL AND NOT \
+                is_left) AS of_erasures FROM oncebox.archive_attempt WHERE {OLD}"
+        );
+        let query = sqlx::query_as(AssertSqlSafe(old)).bind(self.tenant.tenant_id);
+        Ok(query.bind(progress.passed_at).fetch_one(&self.database.pool).await?)
     }
 
     /// Returns the next file that may hold a message of the subject, also of a deleted consumer.
@@ -254,8 +274,9 @@ impl InboxErasure {
         const REPLACE: &str = "WITH attempt AS (DELETE FROM oncebox.archive_attempt \
                 WHERE path = $2), \
              old AS (INSERT INTO oncebox.archive_attempt (path, partition_name, tenant_id, \
-                consumer_id, erasure_id) SELECT f.path, f.partition_name, f.tenant_id, \
-                f.consumer_id, $3 FROM oncebox.archive_file f WHERE f.path = $1) \
+                consumer_id, erasure_id, put_ends_at) SELECT f.path, f.partition_name, \
+                f.tenant_id, f.consumer_id, $3, now() FROM oncebox.archive_file f \
+                WHERE f.path = $1) \
              UPDATE oncebox.archive_file SET path = $2, bytes = $4, footer_bytes = $5, \
                 footer_digest = $6, written_at = $7, verified_at = now() WHERE path = $1";
         const COUNT: &str = "UPDATE oncebox.erasure SET archive_files = archive_files + 1, \
@@ -284,47 +305,47 @@ impl InboxErasure {
         Ok(())
     }
 
-    /// Deletes files that were replaced, and those of interrupted erasures. One that the storage
-    /// does not delete is named by the proof, and tried again by the next erasure.
+    /// Deletes files that were replaced, and those that attempts left. One that the storage does
+    /// not delete is named by the proof, and tried again by the next erasure.
     async fn delete_old_files(
         &self,
         connection: &mut PgConnection,
         store: &ArchiveStore,
         progress: &ArchiveProgress,
     ) -> Result<(), InboxError> {
-        const OLD: &str = "SELECT path FROM oncebox.archive_attempt WHERE tenant_id = $1 \
-            AND CASE WHEN is_left THEN $2 ELSE erasure_id IS NOT NULL END ORDER BY path";
-        const GONE: &str = "DELETE FROM oncebox.archive_attempt WHERE path = $1";
-        const LEFT: &str = "UPDATE oncebox.archive_attempt SET is_left = true WHERE path = $1";
-        let query = sqlx::query_scalar(OLD).bind(self.tenant.tenant_id);
-        let query = query.bind(progress.at_file.is_empty());
-        let paths: Vec<String> = query.fetch_all(&mut *connection).await?;
-        let installation = self.control.tenant_databases().installation().await?.to_string();
-        for path in paths {
-            let deleted = match is_file_of(&path, &installation, &self.tenant.name) {
-                true => store.delete(&path).await,
-                false => Err(ArchiveError::damaged(&path, &"its row was changed")),
-            };
-            let outcome = match deleted {
-                Ok(()) | Err(ArchiveError::Missing { .. }) => GONE,
-                Err(error) => {
-                    tracing::warn!(%error, "a file of the archive was not deleted");
-                    LEFT
-                }
-            };
-            sqlx::query(outcome).bind(&path).execute(&mut *connection).await?;
+        let old = format!(
+            "SELECT path, coalesce(put_ends_at <= now(), false) AS is_over \
+                FROM oncebox.archive_attempt WHERE {OLD} ORDER BY path"
+        );
+        let query = sqlx::query_as(AssertSqlSafe(old)).bind(self.tenant.tenant_id);
+        let query = query.bind(progress.passed_at);
+        let old: Vec<EndedAttempt> = query.fetch_all(&mut *connection).await?;
+        let installation = self.installation().await?;
+        for attempt in old {
+            let is_own = is_file_of(attempt.path(), &installation, &self.tenant.name);
+            attempt.delete(connection, store, is_own).await?;
         }
         Ok(())
     }
 
-    /// Lists files of the tenant that the storage did not delete, as texts for operators.
+    async fn installation(&self) -> Result<String, InboxError> {
+        Ok(self.control.tenant_databases().installation().await?.to_string())
+    }
+
+    /// Lists files of the tenant that are outside of the list and may be there, as texts for
+    /// operators.
     pub(super) async fn files_left(
         &self,
         connection: &mut PgConnection,
     ) -> Result<Vec<String>, InboxError> {
-        const LEFT: &str = "SELECT 'the file `' || path || '` of the archive, which the storage \
-                does not delete' \
-            FROM oncebox.archive_attempt WHERE tenant_id = $1 AND is_left ORDER BY path";
+        const LEFT: &str = "SELECT format('the file `%s` of the archive, which %s', \
+                path, CASE \
+                WHEN is_left AND tried_at IS NOT NULL THEN 'the storage does not delete' \
+                WHEN is_left OR put_ends_at <= now() THEN 'is not deleted yet' \
+                ELSE 'was deleted, and which an interrupted write may bring back until ' || \
+                    to_char(put_ends_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS \"UTC\"') END) \
+            FROM oncebox.archive_attempt WHERE tenant_id = $1 \
+              AND (is_left OR put_ends_at IS NOT NULL) ORDER BY path";
         let query = sqlx::query_scalar(LEFT).bind(self.tenant.tenant_id);
         Ok(query.fetch_all(connection).await?)
     }

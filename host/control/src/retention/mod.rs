@@ -18,6 +18,7 @@ use oncebox_model::error::InboxError;
 use sqlx::{Connection, PgConnection};
 
 use crate::{
+    archive::attempt::leave_attempts,
     database::{
         locks::{self, HostLock},
         schema,
@@ -150,7 +151,7 @@ impl Retention<'_> {
     /// archived first and this process cannot do that; `Archive` where the archive does not answer.
     pub async fn run(&self, database: &InboxDatabase) -> Result<RetentionRun, InboxError> {
         // Before anything is moved. Each removal looks again.
-        self.0.archive().required().await?;
+        let store = self.0.archive().required().await?;
         let mut turn = database.connect().await?;
         if !locks::try_for_session(&mut turn, HostLock::Retention).await? {
             let _ = turn.close().await; // it holds nothing
@@ -159,6 +160,10 @@ impl Retention<'_> {
         // Messages that must stay move to the present partition.
         schema::ensure_partitions(&database.database.pool).await?;
         let (mut stuck, tenant) = (Vec::new(), database.tenant.as_deref());
+        leave_attempts(&mut turn).await?;
+        if let Some(store) = store {
+            self.0.archive().clear_attempts(&mut turn, store, tenant, None).await?;
+        }
         let mut run = RetentionRun { is_ours: true, ..RetentionRun::default() };
         for partition in partitions::due(&mut turn).await? {
             // Only one detach of a class can be under way.

@@ -25,7 +25,10 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Postgres, Transact
 use tokio::time::{Instant, sleep};
 
 use super::partitions::TimePartition;
-use crate::{archive::write::DetachedPartition, control::Control};
+use crate::{
+    archive::{attempt::leave_attempts, write::DetachedPartition},
+    control::Control,
+};
 
 /// The removal of a time partition.
 #[derive(Debug, Clone, sqlx::FromRow)]
@@ -347,6 +350,8 @@ async fn drop_table(mut tx: Transaction<'_, Postgres>, name: &str) -> Result<(),
     }
     tx.execute(sqlx::raw_sql(AssertSqlSafe(format!("DROP TABLE oncebox.{name}")))).await?;
     sqlx::query(DROPPED).bind(name).execute(&mut *tx).await?;
+    // No further run archives the partition.
+    leave_attempts(&mut tx).await?;
     hooks::point("retention:drop:before");
     tx.commit().await?;
     Ok(())

@@ -1,6 +1,11 @@
 //! Processes that die at any step of an archived removal, two of them at a time.
 
-use std::{os::unix::process::ExitStatusExt, process::Output};
+use std::{
+    fs,
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+    process::Output,
+};
 
 use oncebox_model::hooks::RETENTION_POINTS;
 use oncebox_tests::{
@@ -61,11 +66,45 @@ async fn a_removal_that_was_killed_at_any_step_goes_on() {
         .fetch_all(&mut database)
         .await
         .unwrap();
-    for (path, bytes) in files {
-        let file = cli.dir().join("archive").join(path);
-        assert_eq!(file.metadata().unwrap().len() as i64, bytes, "{}", file.display());
+    let folder = cli.dir().join("archive");
+    for (path, bytes) in &files {
+        let file = folder.join(path);
+        assert_eq!(file.metadata().unwrap().len() as i64, *bytes, "{}", file.display());
     }
+    // S0-029: nothing of a message is in a file that no row names. That of an attempt which was
+    // interrupted is deleted once more when no put of it can be under way.
+    const ATTEMPTS: &str = "SELECT count(*) FROM oncebox.archive_attempt";
+    const RUNNING: &str = "SELECT count(*) FROM oncebox.archive_attempt WHERE put_ends_at IS NULL";
+    assert_eq!(number(&mut database, RUNNING).await, 0, "an attempt is taken for one at work");
+    assert!(number(&mut database, ATTEMPTS).await > 0, "some were killed while they wrote");
+    let hour = "UPDATE oncebox.archive_attempt SET put_ends_at = now()";
+    database.execute(hour).await.unwrap();
+    let last = run(command(&mut cli), None).await;
+    assert!(last.status.success(), "{last:?}");
+    assert_eq!(number(&mut database, ATTEMPTS).await, 0, "an attempt is left");
+    let mut known: Vec<_> = files.iter().map(|(path, _)| folder.join(path)).collect();
+    known.sort_unstable();
+    assert_eq!(parquet_files(&folder), known, "a file without a row");
     database.close().await.unwrap();
+}
+
+async fn number(database: &mut PgConnection, sql: &'static str) -> i64 {
+    sqlx::query_scalar(sql).fetch_one(database).await.unwrap()
+}
+
+/// The files of Parquet below a folder, those of puts that did not end included, in order.
+fn parquet_files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(parquet_files(&path));
+        } else if path.to_string_lossy().contains(".parquet") {
+            found.push(path);
+        }
+    }
+    found.sort_unstable();
+    found
 }
 
 /// A partition of its own for each round, with messages that go and messages that stay.
