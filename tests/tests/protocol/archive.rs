@@ -22,6 +22,7 @@ use sha2::{Digest, Sha256};
 use sqlx::{AssertSqlSafe, Executor, PgPool};
 
 mod attempts;
+mod erasures;
 
 /// Access of a host with an archive.
 fn archiving(fixture: &InboxFixture, options: &ArchiveOptions) -> Control {

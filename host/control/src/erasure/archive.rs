@@ -188,7 +188,7 @@ impl InboxErasure {
         let looked_at = match &self.target {
             ErasureTarget::MessageId(id) => {
                 let found = store.find(&file.path, file.bytes as u64, file.footer()?, id).await;
-                if found.map_err(failed)?.is_some_and(|message| message.erased_at.is_none()) {
+                if found.map_err(failed)?.is_some_and(|message| self.target.is_readable(&message)) {
                     self.rewrite(connection, store, &file, &progress).await?;
                 }
                 1

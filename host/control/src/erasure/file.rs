@@ -27,20 +27,24 @@ pub(super) struct RewrittenFile {
 pub(super) struct FileContent {
     pub(super) rows: i64,
     pub(super) id_digest: Vec<u8>,
-    /// Messages that the target selects and that are not erased.
+    /// Messages that the target selects and of which something is readable.
     pub(super) readable: i64,
 }
 
 impl ErasureTarget {
-    /// Returns whether the target selects a message that is not erased.
-    fn is_readable(&self, message: &ArchivedMessage) -> bool {
+    /// Returns whether the target selects a message of which something is readable: one that is not
+    /// erased, or whose edits or history hold a payload or the text of a failure.
+    pub(super) fn is_readable(&self, message: &ArchivedMessage) -> bool {
         let is_selected = match self {
             Self::MessageId(id) => message.message_id == *id,
             Self::Key(key) => {
                 message.key.as_ref() == Some(key) || message.ordering_key.as_ref() == Some(key)
             }
         };
-        is_selected && message.erased_at.is_none()
+        is_selected
+            && (message.erased_at.is_none()
+                || may_hold(message.edits.as_deref(), "payload")
+                || may_hold(message.history.as_deref(), "error"))
     }
 }
 
@@ -109,6 +113,11 @@ fn empty(message: &mut ArchivedMessage, entry: &ErasureEntry) -> Option<(i64, i6
     }));
     message.history = Some(Value::Array(history).to_string());
     Some((count, errors))
+}
+
+/// Returns whether an entry of a JSON array has a member. One that cannot be read may have it.
+fn may_hold(text: Option<&str>, member: &str) -> bool {
+    without(text, member).is_none_or(|(_, count)| count > 0)
 }
 
 /// Returns the entries of a JSON array without a member, and how many had it.

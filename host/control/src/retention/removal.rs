@@ -77,6 +77,9 @@ const STAYING: [&str; 2] = [
                 AND s.key_hash = sha256(i.ordering_key)), -1) {batch}) i",
 ];
 
+/// The entry `h` of the erasure of a message `i`, which has the time of its transaction.
+const ERASED: &str = "h.event = 'erased' AND h.at = i.erased_at";
+
 /// Messages that one transaction moves.
 const MOVED_AT_ONCE: i64 = 200;
 /// Longest wait for messages that must stay and that others hold locked.
@@ -273,8 +276,8 @@ async fn detach(
 }
 
 /// Deletes the history and the edits of the messages of a detached partition. What came later
-/// belongs to a message that came again under the same id, unless it is an erasure, which leaves
-/// its message in the partition.
+/// belongs to a message that came again under the same id, but for the entry of an erasure, which
+/// leaves its message in the partition.
 async fn delete_history(
     connection: &mut PgConnection,
     partition: &TimePartition,
@@ -284,12 +287,12 @@ async fn delete_history(
     let query = sqlx::query_scalar(CONSUMERS).bind(partition.retention_class);
     // From consumer to consumer, so that no transaction is that of the whole partition.
     let consumers: Vec<i32> = query.fetch_all(&mut *connection).await?;
-    for table in ["inbox_history", "inbox_edit"] {
+    let later = format!("OR {ERASED}");
+    for (table, later) in [("inbox_history", &*later), ("inbox_edit", "")] {
         let delete = format!(
             "DELETE FROM oncebox.{table} h USING oncebox.{name} i \
              WHERE h.consumer_id = i.consumer_id AND h.message_id = i.message_id \
-               AND (h.at < $1 OR h.at <= i.erased_at) \
-               AND h.consumer_id = $2",
+               AND (h.at < $1 {later}) AND h.consumer_id = $2",
             name = partition.name
         );
         for consumer_id in &consumers {
@@ -344,7 +347,7 @@ async fn drop_table(mut tx: Transaction<'_, Postgres>, name: &str) -> Result<(),
         let entries = format!(
             "DELETE FROM oncebox.inbox_history h USING oncebox.{name} i \
              WHERE h.consumer_id = i.consumer_id AND h.message_id = i.message_id \
-               AND h.at <= i.erased_at"
+               AND {ERASED}"
         );
         sqlx::query(AssertSqlSafe(entries)).execute(&mut *tx).await?;
     }
