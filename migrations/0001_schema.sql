@@ -709,6 +709,9 @@ CREATE TABLE oncebox.archive_file (
     footer_digest         bytea NOT NULL,
     written_at            timestamptz NOT NULL,
     verified_at           timestamptz NOT NULL DEFAULT now(),
+    -- Time at which an operator took the file out of the list. Nothing looks into it any more. The
+    -- row goes a day later. Null: it is in the list.
+    forgotten_at          timestamptz,
     CONSTRAINT archive_file_number_unique UNIQUE (partition_name, consumer_id, file_number)
 );
 CREATE INDEX archive_file_of_tenant ON oncebox.archive_file (tenant_id, first_id);

@@ -37,12 +37,13 @@ impl Footer {
         Some(Self { bytes: bytes as u64, digest })
     }
 
-    /// Checks that bytes are the footer that was written.
+    /// Checks that bytes are the footer that was written, as a whole: a row of the list that names
+    /// a part of it, or nothing, says nothing of what stands before.
     ///
     /// # Errors
     /// An error where they are not.
     pub(crate) fn check(&self, bytes: &[u8]) -> Result<()> {
-        check(sha256(bytes) == self.digest, "its footer")
+        check(Self::of(bytes) == Some(*self), "its footer")
     }
 }
 

@@ -294,6 +294,8 @@ pub(crate) fn position(schema: &SchemaDescriptor, name: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use sha2::{Digest, Sha256};
+
     use super::*;
 
     // What could go wrong: a value changes on its way through a file, or comes into another row.
@@ -351,6 +353,13 @@ mod tests {
             let read = FileReader::open("x.parquet", broken, &footer).and_then(|file| file.read(0));
             let error = read.expect_err("it is broken").to_string();
             assert!(error.starts_with("the file `x.parquet` of the archive is damaged"), "{error}");
+        }
+        // A row that was changed by hand may name any part of a file as its footer.
+        for length in [0, 1, 8, footer.bytes as usize - 1, bytes.len()] {
+            let digest = Sha256::digest(&bytes[bytes.len() - length..]).into();
+            let part = Footer { bytes: length as u64, digest };
+            let opened = FileReader::open("x.parquet", bytes.clone(), &part);
+            assert!(opened.is_err(), "the last {length} bytes");
         }
     }
 }

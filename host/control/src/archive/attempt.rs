@@ -11,7 +11,8 @@ use oncebox_model::error::InboxError;
 use sqlx::PgConnection;
 
 use super::{
-    consumers::ArchivedConsumer, is_file_of, is_file_of_installation, write::PartitionWork,
+    changed_row, consumers::ArchivedConsumer, is_file_of, is_file_of_installation,
+    write::PartitionWork,
 };
 use crate::handles::Archive;
 
@@ -135,7 +136,7 @@ impl EndedAttempt {
             clock_timestamp() + $2::interval) WHERE path = $1";
         let deleted = match is_own {
             true => store.delete(&self.path).await,
-            false => Err(ArchiveError::damaged(&self.path, &"its row was changed")),
+            false => Err(changed_row(&self.path)),
         };
         let is_left = match deleted {
             Ok(()) | Err(ArchiveError::Missing { .. }) => false,

@@ -9,7 +9,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use sqlx::AssertSqlSafe;
 
 use super::{
-    failed,
+    changed_row, check_row, failed,
     list::{ArchivedFile, FILES},
 };
 use crate::{
@@ -160,11 +160,17 @@ impl Archive<'_> {
         let tenant = self.0.tenants().get(tenant).await?;
         let database = self.0.tenant_databases().get(&tenant)?;
         let candidates = format!(
-            "{FILES} WHERE f.tenant_id = $1 AND ($2::text IS NULL OR f.consumer = $2) \
+            "{FILES} AND f.tenant_id = $1 AND ($2::text IS NULL OR f.consumer = $2) \
                 AND f.first_id <= $3 AND f.last_id >= $3 ORDER BY f.verified_at DESC, f.path"
         );
         let query = sqlx::query_as(AssertSqlSafe(candidates)).bind(tenant.tenant_id);
-        Ok(query.bind(consumer).bind(message_id).fetch_all(&database.pool).await?)
+        let query = query.bind(consumer).bind(message_id);
+        let files: Vec<ArchivedFile> = query.fetch_all(&database.pool).await?;
+        let installation = self.0.tenant_databases().installation().await?.to_string();
+        for file in &files {
+            check_row(&file.path, &installation, &tenant.name).map_err(failed)?;
+        }
+        Ok(files)
     }
 
     async fn detail(
@@ -205,9 +211,7 @@ async fn search(
     file: ArchivedFile,
     message_id: &str,
 ) -> Result<Option<(ArchivedFile, ArchivedMessage)>, ArchiveError> {
-    let footer = file.footer().ok_or_else(|| {
-        ArchiveError::damaged(&file.path, &"its row in `oncebox.archive_file` was changed")
-    })?;
+    let footer = file.footer().ok_or_else(|| changed_row(&file.path))?;
     let found = store.find(&file.path, file.bytes as u64, footer, message_id).await?;
     Ok(found.map(|message| (file, message)))
 }

@@ -1,17 +1,22 @@
 //! Files that an operator takes out of the list, before or after their deletion from the storage.
+//! A file is marked first. Its row goes a day later, so that an answer that was lost can be asked
+//! for again.
 
 use chrono::{DateTime, Utc};
 use oncebox_model::error::InboxError;
 use serde_json::json;
-use sqlx::AssertSqlSafe;
+use sqlx::{AssertSqlSafe, PgPool};
 
-use super::list::of;
+use super::{check_row, list::of};
 use crate::{audit::Subject, handles::Archive};
+
+/// Time for which a file that was forgotten keeps its row.
+const REMEMBERED: &str = "interval '1 day'";
 
 /// Selection of files that are taken out of the list: those that fit all that is given.
 #[derive(Debug, Clone, Default)]
 pub struct ForgottenFiles {
-    /// Name of the tenant, also of a deleted one.
+    /// Name of the tenant, also of a deleted one whose inbox was in the host's database.
     pub tenant: Option<String>,
     /// Name of the consumer of that tenant.
     pub consumer: Option<String>,
@@ -22,7 +27,7 @@ pub struct ForgottenFiles {
 impl Archive<'_> {
     /// Takes files out of the list, and returns their paths. Messages in them are not found any
     /// more. The files themselves stay, and may be deleted afterwards. Files of a partition that is
-    /// not dropped yet stay in the list.
+    /// not dropped yet stay in the list. The same call within a day returns the same paths again.
     ///
     /// # Errors
     /// `Invalid` where neither a tenant nor a time is given, or a consumer without its tenant. An
@@ -46,22 +51,54 @@ impl Archive<'_> {
         let details = json!({ "tenant": tenant, "consumer": consumer, "before": before });
         self.0.audit().record(&mut tx, "archive.forget", subject, details).await?;
         tx.commit().await?;
+        let installation = self.0.tenant_databases().installation().await?.to_string();
         let mut forgotten = Vec::new();
         for database in self.0.retention().databases().await? {
-            let forget = format!(
-                "DELETE FROM oncebox.archive_file f USING oncebox.removal r \
-                 WHERE r.partition_name = f.partition_name AND {of} \
-                   AND (r.state = 'dropped' OR r.began_at <> f.removal_began_at) \
-                   AND ($1::text IS NULL OR f.tenant = $1) \
-                   AND ($2::text IS NULL OR f.consumer = $2) \
-                   AND ($3::timestamptz IS NULL OR f.written_at < $3) RETURNING f.path",
-                of = of(&database)
-            );
-            let query = sqlx::query_scalar(AssertSqlSafe(forget)).bind(tenant).bind(consumer);
-            let paths: Vec<String> = query.bind(before).fetch_all(&database.database.pool).await?;
+            let pool = &database.database.pool;
+            let mut paths = Vec::new();
+            for (path, tenant) in selected(pool, &of(&database), which).await? {
+                match check_row(&path, &installation, &tenant) {
+                    Ok(()) => paths.push(path),
+                    Err(error) => {
+                        tracing::warn!(%error, "a row of the archive's list was not forgotten");
+                    }
+                }
+            }
+            mark(pool, &paths).await?;
             forgotten.extend(paths);
         }
         forgotten.sort_unstable();
         Ok(forgotten)
     }
+}
+
+/// Returns the files of a database that are selected, each with its tenant: those of the list, and
+/// those that were marked within a day.
+async fn selected(
+    pool: &PgPool,
+    only: &str,
+    which: &ForgottenFiles,
+) -> Result<Vec<(String, String)>, InboxError> {
+    let selected = format!(
+        "SELECT f.path, f.tenant FROM oncebox.archive_file f \
+         JOIN oncebox.removal r USING (partition_name) \
+         WHERE {only} AND (r.state = 'dropped' OR r.began_at <> f.removal_began_at) \
+           AND coalesce(f.forgotten_at > now() - {REMEMBERED}, true) \
+           AND ($1::text IS NULL OR f.tenant = $1) \
+           AND ($2::text IS NULL OR f.consumer = $2) \
+           AND ($3::timestamptz IS NULL OR f.written_at < $3)"
+    );
+    let query = sqlx::query_as(AssertSqlSafe(selected)).bind(&which.tenant);
+    Ok(query.bind(&which.consumer).bind(which.before).fetch_all(pool).await?)
+}
+
+/// Marks files as forgotten, and deletes the rows of those that were marked long ago.
+async fn mark(pool: &PgPool, paths: &[String]) -> Result<(), InboxError> {
+    const MARK: &str = "UPDATE oncebox.archive_file SET forgotten_at = now() \
+        WHERE path = ANY ($1) AND forgotten_at IS NULL";
+    sqlx::query(MARK).bind(paths).execute(pool).await?;
+    let old =
+        format!("DELETE FROM oncebox.archive_file WHERE forgotten_at <= now() - {REMEMBERED}");
+    sqlx::query(AssertSqlSafe(old)).execute(pool).await?;
+    Ok(())
 }

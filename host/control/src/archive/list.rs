@@ -62,11 +62,12 @@ pub struct ArchiveTotal {
     pub bytes: i64,
 }
 
-/// Files `f` with the time of their partition.
+/// Files `f` with the time of their partition; a condition may follow.
 pub(super) const FILES: &str = "SELECT f.path, f.partition_name, f.tenant, f.consumer, \
         f.first_id, f.last_id, f.rows, f.bytes, encode(f.id_digest, 'hex') AS id_digest, \
         r.from_at, r.to_at, f.verified_at, f.footer_bytes, f.footer_digest \
-    FROM oncebox.archive_file f JOIN oncebox.removal r USING (partition_name)";
+    FROM oncebox.archive_file f JOIN oncebox.removal r USING (partition_name) \
+    WHERE f.forgotten_at IS NULL";
 
 impl ArchivedFile {
     /// Returns the footer with which it was written; none where its row was changed by hand.
@@ -78,8 +79,8 @@ impl ArchivedFile {
 
 impl Archive<'_> {
     /// Lists files, the newest first. A list over all tenants leaves out those whose own database
-    /// does not answer, and logs that. It has files of deleted tenants. A list of one tenant has
-    /// none of another that had its name before.
+    /// does not answer, and logs that. It has files of deleted tenants whose inbox was in the
+    /// host's database. A list of one tenant has none of another that had its name before.
     ///
     /// # Errors
     /// An error of a database. `NotFound` where there is no such tenant.
@@ -112,13 +113,14 @@ impl Archive<'_> {
         Ok(all)
     }
 
-    /// Returns some files of a database, chosen by chance.
+    /// Returns some files of a database, chosen by chance. A row in a tenant's own database may
+    /// name any file.
     pub(crate) async fn sample(
         &self,
         database: &InboxDatabase,
         limit: i64,
     ) -> Result<Vec<ArchivedFile>, InboxError> {
-        let sample = format!("{FILES} WHERE {} ORDER BY random() LIMIT $1", of(database));
+        let sample = format!("{FILES} AND {} ORDER BY random() LIMIT $1", of(database));
         let query = sqlx::query_as(AssertSqlSafe(sample)).bind(limit);
         Ok(query.fetch_all(&database.database.pool).await?)
     }
@@ -130,7 +132,8 @@ impl Archive<'_> {
     pub async fn totals(&self, database: &InboxDatabase) -> Result<Vec<ArchiveTotal>, InboxError> {
         let sums = format!(
             "SELECT f.tenant, f.consumer, count(*) AS files, sum(f.bytes)::bigint AS bytes \
-             FROM oncebox.archive_file f WHERE {} GROUP BY 1, 2 ORDER BY 1, 2",
+             FROM oncebox.archive_file f WHERE f.forgotten_at IS NULL AND {} \
+             GROUP BY 1, 2 ORDER BY 1, 2",
             of(database)
         );
         Ok(sqlx::query_as(AssertSqlSafe(sums)).fetch_all(&database.database.pool).await?)
@@ -153,7 +156,7 @@ async fn files(
     filter: &ArchiveFilter,
 ) -> Result<Vec<ArchivedFile>, InboxError> {
     let list = format!(
-        "{FILES} WHERE {only} AND ($1::text IS NULL OR f.consumer = $1) \
+        "{FILES} AND {only} AND ($1::text IS NULL OR f.consumer = $1) \
          ORDER BY f.verified_at DESC, f.path LIMIT $2"
     );
     let query = sqlx::query_as(AssertSqlSafe(list)).bind(&filter.consumer).bind(filter.limit);

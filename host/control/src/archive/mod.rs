@@ -30,8 +30,26 @@ pub(crate) fn failed(error: ArchiveError) -> InboxError {
     InboxError::Archive { text: error.headline(), error: error.to_string() }
 }
 
-/// Returns whether a path is that of a file of a tenant. A row in a tenant's own database may name
-/// any file, and a host deletes none of another tenant.
+/// Checks that the row of a file names one of its tenant. A row in a tenant's own database may name
+/// any file, and a host reads none of another tenant for it.
+///
+/// # Errors
+/// `Damaged` where it does not.
+pub(crate) fn check_row(path: &str, installation: &str, tenant: &str) -> Result<(), ArchiveError> {
+    if is_file_of(path, installation, tenant) {
+        return Ok(());
+    }
+    Err(changed_row(path))
+}
+
+/// Returns the error of a row that is not as it was written. The path is shown on one line,
+/// whatever it is.
+pub(crate) fn changed_row(path: &str) -> ArchiveError {
+    let cause = "its row was changed in the database, and names no file of the tenant";
+    ArchiveError::damaged(&path.escape_debug().to_string(), &cause)
+}
+
+/// Returns whether a path is that of a file of a tenant.
 pub(crate) fn is_file_of(path: &str, installation: &str, tenant: &str) -> bool {
     tenant_of(path, installation) == Some(tenant)
 }
@@ -46,11 +64,18 @@ fn tenant_of<'p>(path: &'p str, installation: &str) -> Option<&'p str> {
     let parts: Vec<_> = path.split('/').collect();
     let [of, partition, tenant, consumer, file] = parts[..] else { return None };
     let is_plain = |part: &str| {
-        part.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+        !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
     };
-    let is_file = [partition, tenant, consumer, file].into_iter().all(is_plain);
-    (of == installation && is_file && file.ends_with(".parquet")).then_some(tenant)
+    let is_there = [partition, tenant, consumer].into_iter().all(is_plain);
+    (of == installation && is_there && is_file_name(file)).then_some(tenant)
+}
+
+/// Returns whether a name is that of a file: of the numbers of the consumer and the file, and of
+/// random digits.
+fn is_file_name(name: &str) -> bool {
+    let parts = name.strip_suffix(".parquet").map(|name| name.split('-').collect::<Vec<_>>());
+    let is_of_digits = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_hexdigit());
+    parts.is_some_and(|parts| parts.len() == 3 && parts.into_iter().all(is_of_digits))
 }
 
 #[cfg(test)]
@@ -70,6 +95,8 @@ mod tests {
             "id/inbox_7d_1/acme/orders/3-000001-00.parquet\nid/oncebox-archive",
             "id/inbox_7d_1/acme/../3-000001-00.parquet",
             "id/inbox_7d_1/acme/orders/oncebox-archive",
+            "id/inbox_7d_1/acme/orders/3-000001.parquet",
+            "id/inbox_7d_1/acme//3-000001-00.parquet",
             "",
         ] {
             assert!(!is_of_acme(other), "{other}");

@@ -4,7 +4,10 @@ use oncebox_archive::{ArchiveError, ArchiveStore};
 use oncebox_model::error::InboxError;
 
 use super::{Finding, Severity, place_name};
-use crate::handles::Doctor;
+use crate::{
+    archive::{check_row, list::ArchivedFile},
+    handles::Doctor,
+};
 
 const CHECK: &str = "archive";
 /// Files of each database that are looked for, chosen by chance.
@@ -66,6 +69,7 @@ impl Doctor<'_> {
         store: &ArchiveStore,
     ) -> Result<(Vec<Finding>, usize), InboxError> {
         let (mut findings, mut count) = (Vec::new(), 0);
+        let installation = self.0.tenant_databases().installation().await?.to_string();
         for database in self.0.retention().databases().await? {
             let files = match self.0.archive().sample(&database, LOOKED_FOR).await {
                 Ok(files) => files,
@@ -75,14 +79,8 @@ impl Doctor<'_> {
             };
             for file in files {
                 count += 1;
-                let found = match store.length(&file.path).await {
-                    Ok(length) if length == file.bytes as u64 => continue,
-                    Ok(length) => {
-                        let cause = format!("it has {length} bytes, and not {}", file.bytes);
-                        ArchiveError::damaged(&file.path, &cause).to_string()
-                    }
-                    Err(error) => error.to_string(),
-                };
+                let Err(error) = look_at(store, &installation, &file).await else { continue };
+                let found = error.to_string();
                 findings.push(self.of_archive(Severity::Error, found).advise(
                     "restore the file from the storage's own backup or versions, or, where \
                                 it was deleted on purpose, run `oncebox archive forget`",
@@ -106,4 +104,19 @@ impl Doctor<'_> {
             advice: None,
         }
     }
+}
+
+/// Checks that a file is there with its length.
+async fn look_at(
+    store: &ArchiveStore,
+    installation: &str,
+    file: &ArchivedFile,
+) -> Result<(), ArchiveError> {
+    check_row(&file.path, installation, &file.tenant)?;
+    let length = store.length(&file.path).await?;
+    if length == file.bytes as u64 {
+        return Ok(());
+    }
+    let cause = format!("it has {length} bytes, and not {}", file.bytes);
+    Err(ArchiveError::damaged(&file.path, &cause))
 }

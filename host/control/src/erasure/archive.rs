@@ -20,7 +20,7 @@ use super::{
     inbox::{ErasureStep, ErasureWait, InboxErasure},
 };
 use crate::{
-    archive::{attempt::EndedAttempt, failed, is_file_of},
+    archive::{attempt::EndedAttempt, changed_row, check_row, failed, is_file_of},
     database::{
         locks::{self, HostLock},
         tenant_database::open::answered_within,
@@ -74,13 +74,11 @@ impl SuspectFile {
         let footer = self.footer_digest.as_slice().try_into().ok().and_then(|digest| {
             Some(Footer { bytes: u64::try_from(self.footer_bytes).ok()?, digest })
         });
-        footer.ok_or_else(|| {
-            let cause = "its row in `oncebox.archive_file` was changed";
-            failed(ArchiveError::damaged(&self.path, &cause))
-        })
+        footer.ok_or_else(|| failed(changed_row(&self.path)))
     }
 
-    /// Returns a path that no file has.
+    /// Returns a path that no file has, beside this one. The path was checked: the last of its
+    /// dashes stands in the name of the file.
     fn new_path(&self) -> String {
         let stem = self.path.rsplit_once('-').map_or(self.path.as_str(), |(stem, _)| stem);
         format!("{stem}-{}.parquet", hex::encode(rand::random::<[u8; 8]>()))
@@ -160,7 +158,8 @@ impl InboxErasure {
     ) -> Result<Option<SuspectFile>, InboxError> {
         const NEXT: &str = "SELECT f.path, f.partition_name, f.consumer_id, f.rows, f.bytes, \
                 f.id_digest, f.footer_bytes, f.footer_digest FROM oncebox.archive_file f \
-            WHERE f.tenant_id = $1 AND f.path > $2 AND ($3::int IS NULL OR f.consumer_id = $3) \
+            WHERE f.forgotten_at IS NULL AND f.tenant_id = $1 AND f.path > $2 \
+              AND ($3::int IS NULL OR f.consumer_id = $3) \
               AND ($4::text IS NULL OR f.first_id <= $4 AND f.last_id >= $4) \
             ORDER BY f.path LIMIT 1";
         let only = self.consumer.as_ref().and_then(|_| self.consumers.first());
@@ -185,6 +184,8 @@ impl InboxErasure {
         self.delete_old_files(connection, store, &progress).await?;
         let next = self.next_file(&self.database.pool, &progress).await?;
         let Some(file) = next else { return Ok(()) };
+        let installation = self.installation().await?;
+        check_row(&file.path, &installation, &self.tenant.name).map_err(failed)?;
         let looked_at = match &self.target {
             ErasureTarget::MessageId(id) => {
                 let found = store.find(&file.path, file.bytes as u64, file.footer()?, id).await;
@@ -278,7 +279,8 @@ impl InboxErasure {
                 f.tenant_id, f.consumer_id, $3, now() FROM oncebox.archive_file f \
                 WHERE f.path = $1) \
              UPDATE oncebox.archive_file SET path = $2, bytes = $4, footer_bytes = $5, \
-                footer_digest = $6, written_at = $7, verified_at = now() WHERE path = $1";
+                footer_digest = $6, written_at = $7, verified_at = now() \
+             WHERE path = $1 AND forgotten_at IS NULL";
         const COUNT: &str = "UPDATE oncebox.erasure SET archive_files = archive_files + 1, \
             archived = archived + $2, edits = edits + $3, errors = errors + $4 \
             WHERE erasure_id = $1";

@@ -1,11 +1,17 @@
-//! Erasures of messages whose ids came again, and of what stands beside messages in files.
+//! Erasures of messages whose ids came again, of what stands beside messages in files, and of files
+//! that a changed row names.
 
+use oncebox_control::{ErasureRequest, ForgottenFiles, Severity};
 use oncebox_tests::{
     inbox::InboxFixture,
     s3::{S3Fault, S3Server},
 };
 
-use super::{archived, archiving, completed, erase, of_id, retain, retain_one};
+use super::{
+    archive_findings, archived, archiving, completed, completed_in, erase, execute, of_id, retain,
+    retain_one,
+};
+use sqlx::PgPool;
 
 /// What could go wrong: a message that was forgotten and came again loses its history and its edits
 /// to the archive of the first one, once both are erased.
@@ -81,5 +87,62 @@ async fn an_erasure_looks_beside_erased_messages() {
     assert!(!archived(&fixture, &server).await.contains("mark-1-end"));
     let proof = erase(&control, of_id("m1")).await;
     assert_eq!(proof.archive_files, 0, "nothing of it is readable: {proof:?}");
+    fixture.finish().await;
+}
+
+/// What could go wrong: a tenant that changes its own database has a host read, replace or forget a
+/// file of another tenant, has it name the mark as a file to delete, or forges lines of a log.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_tenants_own_database_name_no_other_file() {
+    let fixture = InboxFixture::new().await;
+    let server = S3Server::start().await;
+    let control = archiving(&fixture, &server.options());
+    let theirs = fixture.simple("", "").await;
+    completed(&fixture, &theirs, "'m' || n", 0..3, "'x'").await;
+    retain_one(&control).await;
+    let of_acme: String = sqlx::query_scalar("SELECT path FROM oncebox.archive_file")
+        .fetch_one(&fixture.pool)
+        .await
+        .unwrap();
+    let database = InboxFixture::another_database().await;
+    let tenant = fixture.tenant_at("apart", &database, "").await;
+    let consumer = fixture.consumer(&tenant, "orders", "").await;
+    control.tenant_databases().replicate(&tenant).await.unwrap();
+    let there = PgPool::connect(database.url()).await.unwrap();
+    completed_in(&there, consumer.row.consumer_id, "'m' || n", 0..3, "'x'").await;
+    let apart = control.retention().databases().await.unwrap().remove(1);
+    let run = control.retention().run(&apart).await.unwrap();
+    assert_eq!((run.removed.len(), run.failed.len()), (1, 0), "{run:?}");
+    let own: String = sqlx::query_scalar("SELECT path FROM oncebox.archive_file")
+        .fetch_one(&there)
+        .await
+        .unwrap();
+
+    let request = ErasureRequest { target: of_id("m1"), consumer: None, reason: "r".to_owned() };
+    let installation = own.split('/').next().unwrap();
+    let (mark, lines) = (format!("{installation}/oncebox-archive"), format!("{own}\n{of_acme}"));
+    for path in [&mark, &of_acme, &lines] {
+        let puts = server.all_puts();
+        let name = "footer_bytes = 0, footer_digest = sha256('')";
+        execute(&there, format!("UPDATE oncebox.archive_file SET path = '{path}', {name}")).await;
+        let found = control.archive().find("apart", None, "m1").await.unwrap_err().to_string();
+        let erased = loop {
+            match control.erasures().erase("apart", &request).await {
+                Ok(progress) => assert!(progress.proof.is_none(), "{progress:?}"),
+                Err(error) => break error.to_string(),
+            }
+        };
+        let looked = archive_findings(&control).await.remove(0);
+        assert_eq!(looked.0, Severity::Error);
+        for error in [found, erased, looked.1] {
+            assert!(error.contains("names no file of the tenant"), "{error}");
+            assert!(!error.contains('\n'), "{error}");
+        }
+        let which = ForgottenFiles { tenant: Some("apart".to_owned()), ..Default::default() };
+        assert_eq!(control.archive().forget(&which).await.unwrap(), [""; 0]);
+        assert_eq!(server.all_puts(), puts, "nothing was written");
+        assert!(server.object(&of_acme).is_some() && server.object(&mark).is_some());
+    }
+    there.close().await;
     fixture.finish().await;
 }
