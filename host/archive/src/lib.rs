@@ -38,7 +38,7 @@ pub use file::{
 };
 pub use message::ArchivedMessage;
 pub use options::ArchiveOptions;
-pub use store::ArchiveStore;
+pub use store::{ArchiveStore, RewriteMemory};
 
 /// Runs work that computes for long on a thread for such work. A panic in it is an error of the
 /// file: the library that reads Parquet may panic on bytes that it did not write.

@@ -1,6 +1,6 @@
 //! The storage, whichever it is. Paths are those below the archive's location.
 
-use std::{ops::Range, path::PathBuf, sync::Arc, time::Duration};
+use std::{ffi::OsStr, io, ops::Range, path::PathBuf, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use object_store::{
@@ -36,6 +36,12 @@ const RETRY_MAX: Duration = Duration::from_secs(600);
 /// Memory of the row groups that all searches of a process decode at a time, MiB. A group that
 /// takes more is decoded alone.
 const SEARCH_MIB_MAX: u32 = 128;
+/// Memory of the files that all erasures of a process hold at a time, MiB. A file that takes more
+/// is held alone.
+const REWRITE_MIB_MAX: u32 = 256;
+/// Memory that the rewriting of a file takes, as a multiple of its length: the file, the new one,
+/// and what is read back of that.
+const REWRITE_FACTOR: u64 = 3;
 
 /// A place for files.
 #[derive(Clone)]
@@ -44,6 +50,13 @@ pub struct ArchiveStore {
     place: ArchivePlace,
     /// MiB that searches may yet take.
     memory: Arc<Semaphore>,
+    /// MiB that files which are written again may yet take.
+    rewrites: Arc<Semaphore>,
+}
+
+/// Memory for a file that is written again. Others may take it when this value is dropped.
+pub struct RewriteMemory {
+    _held: Option<OwnedSemaphorePermit>,
 }
 
 #[derive(Clone)]
@@ -71,7 +84,9 @@ impl ArchiveStore {
             }
         };
         let memory = Arc::new(Semaphore::new(SEARCH_MIB_MAX as usize));
-        Ok(Self { location: options.location.trim_end_matches('/').to_owned(), place, memory })
+        let rewrites = Arc::new(Semaphore::new(REWRITE_MIB_MAX as usize));
+        let location = options.location.trim_end_matches('/').to_owned();
+        Ok(Self { location, place, memory, rewrites })
     }
 
     /// Returns the location, as the settings name it.
@@ -133,13 +148,26 @@ impl ArchiveStore {
         Ok(within(path, READ_MAX, store.get_opts(&place, options)).await?.meta.size)
     }
 
-    /// Deletes a file. One that is not there may be an error or none.
+    /// Deletes a file, and in a folder also what interrupted puts of it left. One that is not there
+    /// may be an error or none.
     ///
     /// # Errors
     /// `Missing` where it is not there, `Unavailable` where the storage does not delete it.
     pub async fn delete(&self, path: &str) -> Result<(), ArchiveError> {
         let (store, place) = self.open(path)?;
+        if let ArchivePlace::Folder(folder) = &self.place {
+            let file: &str = place.as_ref();
+            let deleting = delete_parts(path, folder.join(file));
+            timeout(READ_MAX, deleting).await.unwrap_or_else(|_| Err(late(path, READ_MAX)))?;
+        }
         within(path, READ_MAX, store.delete(&place)).await
+    }
+
+    /// Waits for the memory that it takes to write a file of a length again.
+    pub async fn memory_for_rewrite(&self, length: u64) -> RewriteMemory {
+        let wanted = mebibytes(length.saturating_mul(REWRITE_FACTOR), REWRITE_MIB_MAX);
+        // Nobody closes the semaphore.
+        RewriteMemory { _held: self.rewrites.clone().acquire_many_owned(wanted).await.ok() }
     }
 
     /// Looks for a message in a file that was written with this length and footer. Reads the
@@ -183,7 +211,7 @@ impl ArchiveStore {
     /// Waits for memory, and holds it until the value is dropped.
     async fn remember(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
         // Nobody closes the semaphore.
-        self.memory.clone().acquire_many_owned(mebibytes(bytes)).await.ok()
+        self.memory.clone().acquire_many_owned(mebibytes(bytes, SEARCH_MIB_MAX)).await.ok()
     }
 
     async fn read(&self, path: &str, range: Option<GetRange>) -> Result<Bytes, ArchiveError> {
@@ -234,9 +262,37 @@ fn s3(options: &ArchiveOptions, bucket: &str) -> Result<AmazonS3, ArchiveError> 
     builder.build().map_err(|error| ArchiveError::Settings(error.to_string()))
 }
 
-/// Returns bytes as MiB that a search takes: at least one, and no more than there is.
-fn mebibytes(bytes: u64) -> u32 {
-    u32::try_from(bytes.div_ceil(1 << 20)).unwrap_or(u32::MAX).clamp(1, SEARCH_MIB_MAX)
+/// Returns bytes as MiB of memory: at least one, and no more than there is.
+fn mebibytes(bytes: u64, most: u32) -> u32 {
+    u32::try_from(bytes.div_ceil(1 << 20)).unwrap_or(u32::MAX).clamp(1, most)
+}
+
+/// Deletes what interrupted puts of a file left in its folder: files with its name, `#` and a
+/// number.
+async fn delete_parts(path: &str, file: PathBuf) -> Result<(), ArchiveError> {
+    let failed = |error: io::Error| ArchiveError::unavailable(path, &error);
+    let name = file.file_name().and_then(OsStr::to_str);
+    let (Some(folder), Some(name)) = (file.parent(), name) else { return Ok(()) };
+    let mut entries = match tokio::fs::read_dir(folder).await {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(failed)?,
+    };
+    while let Some(entry) = entries.next_entry().await.map_err(failed)? {
+        let is_part = entry.file_name().to_str().is_some_and(|entry| is_part_of(entry, name));
+        if is_part {
+            match tokio::fs::remove_file(entry.path()).await {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {} // it was put meanwhile
+                removed => removed.map_err(failed)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether an entry of a folder is what an interrupted put of a file left.
+fn is_part_of(entry: &str, name: &str) -> bool {
+    let number = entry.strip_prefix(name).and_then(|rest| rest.strip_prefix('#'));
+    number.is_some_and(|number| number.chars().all(|c| c.is_ascii_digit()))
 }
 
 /// Waits for the storage, with a bound.
@@ -247,11 +303,12 @@ async fn within<T>(
 ) -> Result<T, ArchiveError> {
     match timeout(longest, work).await {
         Ok(done) => done.map_err(|error| ArchiveError::of_storage(path, &error)),
-        Err(_) => {
-            let text = format!("no answer within {} s", longest.as_secs());
-            Err(ArchiveError::unavailable(path, &text))
-        }
+        Err(_) => Err(late(path, longest)),
     }
+}
+
+fn late(path: &str, longest: Duration) -> ArchiveError {
+    ArchiveError::unavailable(path, &format!("no answer within {} s", longest.as_secs()))
 }
 
 #[cfg(test)]
@@ -262,9 +319,27 @@ mod tests {
     // What could go wrong: a group that is larger than the memory for searches is never read.
     #[test]
     fn a_search_takes_no_more_memory_than_there_is() {
-        let mib = |bytes| mebibytes(bytes);
+        let mib = |bytes| mebibytes(bytes, SEARCH_MIB_MAX);
         assert_eq!((mib(0), mib(1), mib(1 << 20), mib((1 << 20) + 1)), (1, 1, 1, 2));
         assert_eq!((mib(1 << 40), mib(u64::MAX)), (SEARCH_MIB_MAX, SEARCH_MIB_MAX));
+    }
+
+    // What could go wrong: many erasures at a time hold a file each, and take all memory; a file
+    // that is larger than the memory is never written again.
+    #[tokio::test]
+    async fn erasures_share_their_memory() {
+        let location = "file:///nowhere".to_owned();
+        let options = ArchiveOptions { location, ..ArchiveOptions::default() };
+        let store = ArchiveStore::new(&options).expect("a place");
+        let left = |store: &ArchiveStore| store.rewrites.available_permits();
+        let small = store.memory_for_rewrite(10 << 20).await;
+        let other = store.clone().memory_for_rewrite(1).await;
+        assert_eq!(left(&store), REWRITE_MIB_MAX as usize - 31);
+        drop((small, other));
+        let huge = store.memory_for_rewrite(u64::MAX).await;
+        assert_eq!(left(&store), 0, "it is alone");
+        drop(huge);
+        assert_eq!(left(&store), REWRITE_MIB_MAX as usize);
     }
 
     // What could go wrong: a folder loses a file, gives another one, or hides that one is missing
@@ -286,7 +361,15 @@ mod tests {
         let short = store.get_range("a/b.parquet", 1..9).await.expect_err("it is shorter");
         assert!(short.to_string().contains("`a/b.parquet` of the archive is damaged"), "{short}");
         store.put("a/c.parquet", Bytes::from("gone")).await.expect("a third file");
+        let part = |name: &str| folder.join("deep/a").join(name);
+        for name in ["c.parquet#1", "c.parquet#27", "d.parquet#1", "c.parquet#x", "b.parquet#1"] {
+            std::fs::write(part(name), "half of it").expect("a part");
+        }
         store.delete("a/c.parquet").await.expect("it is deleted");
+        store.delete("a/d.parquet").await.expect_err("it was never whole");
+        let left = ["c.parquet#1", "c.parquet#27", "d.parquet#1", "c.parquet#x", "b.parquet#1"];
+        let left = left.map(|name| part(name).exists());
+        assert_eq!(left, [false, false, false, true, true], "parts of interrupted puts");
         let missing = store.get("a/c.parquet").await.expect_err("it is not there");
         assert_eq!(missing.to_string(), "the archive has no file `a/c.parquet`");
 

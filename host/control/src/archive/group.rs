@@ -48,13 +48,24 @@ const BESIDE: &str = "(SELECT json_agg(json_build_object('at', h.at, 'event', h.
         FROM oncebox.inbox_edit e WHERE e.consumer_id = i.consumer_id \
         AND e.message_id = i.message_id AND e.at < $4) AS edits";
 
+/// Least messages that are weighed for a row group.
+const WEIGHED_MIN: usize = 100;
+
+/// Returns how many messages are weighed for the next row group, after one with a number of
+/// messages. Large messages are so weighed about twice, and not 5,000 for each few that fit.
+pub(super) fn weighed_next(messages: usize) -> usize {
+    (2 * messages).clamp(WEIGHED_MIN, GROUP_ROWS_MAX)
+}
+
 impl PartitionWork<'_, '_> {
-    /// Reads the messages of a consumer that follow an id, as many as fit into a row group.
+    /// Reads the messages of a consumer that follow an id, as many as fit into a row group, and at
+    /// most a number.
     pub(super) async fn read_group(
         &self,
         connection: &mut PgConnection,
         consumer: &ArchivedConsumer,
         after: &str,
+        rows_max: usize,
     ) -> Result<Vec<ArchivedMessage>, InboxError> {
         // By the key, and in its order: a plan by another index would read and sort all messages of
         // the consumer for each group.
@@ -75,7 +86,7 @@ impl PartitionWork<'_, '_> {
         let query = sqlx::query_as(AssertSqlSafe(group))
             .bind(consumer.consumer_id)
             .bind(after)
-            .bind(GROUP_ROWS_MAX as i64)
+            .bind(rows_max as i64)
             .bind(self.partition.to_at)
             .bind(&consumer.tenant)
             .bind(&consumer.consumer)
@@ -99,5 +110,22 @@ impl PartitionWork<'_, '_> {
             message.version = message.version_id.and_then(|id| digests.get(&id).cloned());
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // What could go wrong: thousands of large messages are weighed for each few of them that fit
+    // into a group, or groups of small ones stay small after a large message.
+    #[test]
+    fn as_many_are_weighed_as_may_fit() {
+        assert_eq!([0, 8, 60, 2_000, 5_000].map(weighed_next), [100, 100, 120, 4_000, 5_000]);
+        let mut weighed = weighed_next(1);
+        for _ in 0..6 {
+            weighed = weighed_next(weighed);
+        }
+        assert_eq!(weighed, GROUP_ROWS_MAX);
     }
 }

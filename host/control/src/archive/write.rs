@@ -14,14 +14,16 @@
 //! files are there.
 
 use chrono::{DateTime, Utc};
-use oncebox_archive::{ArchiveStore, ArchivedMessage, FileWriter, WrittenFile, computed};
+use oncebox_archive::{
+    ArchiveStore, ArchivedMessage, FileWriter, GROUP_ROWS_MAX, WrittenFile, computed,
+};
 use oncebox_model::{
     error::InboxError,
     hooks::{self, Defect},
 };
 use sqlx::PgConnection;
 
-use super::{consumers::ArchivedConsumer, failed};
+use super::{consumers::ArchivedConsumer, failed, group::weighed_next};
 use crate::handles::Archive;
 
 /// A time partition that is detached and not dropped.
@@ -39,6 +41,8 @@ pub(crate) struct DetachedPartition<'p> {
 struct WrittenFiles {
     file_number: i32,
     ends_with: String,
+    /// Messages that are weighed for the next row group.
+    weighed: usize,
 }
 
 /// A file that was written, and not recorded.
@@ -52,6 +56,8 @@ pub(super) struct NewFile {
     /// Where it begins and ends, in the order of the database.
     pub(super) begins_after: String,
     pub(super) ends_with: String,
+    /// Messages that are weighed for the first row group of the next file.
+    weighed: usize,
     written_at: DateTime<Utc>,
 }
 
@@ -107,7 +113,8 @@ impl PartitionWork<'_, '_> {
             let id_digest = self.verify(connection, consumer, &new).await?;
             hooks::point("archive:verify:after");
             self.record(connection, consumer, &new, &id_digest).await?;
-            progress = WrittenFiles { file_number: new.file_number, ends_with: new.ends_with };
+            let NewFile { file_number, ends_with, weighed, .. } = new;
+            progress = WrittenFiles { file_number, ends_with, weighed };
         }
         Ok(())
     }
@@ -124,7 +131,7 @@ impl PartitionWork<'_, '_> {
             FROM oncebox.archive_file f WHERE f.partition_name = $1 AND f.consumer_id = $2";
         let query = sqlx::query_as(PROGRESS).bind(self.partition.name).bind(consumer.consumer_id);
         let (file_number, ends_with) = query.bind(self.began_at).fetch_one(connection).await?;
-        Ok(WrittenFiles { file_number, ends_with })
+        Ok(WrittenFiles { file_number, ends_with, weighed: GROUP_ROWS_MAX })
     }
 
     /// Writes the next file of a consumer; none where all its messages are in files.
@@ -137,11 +144,12 @@ impl PartitionWork<'_, '_> {
         let file_number = progress.file_number + 1;
         let path = self.begin_attempt(connection, consumer, file_number).await?;
         let mut writer = FileWriter::new(&path).map_err(failed)?;
-        let mut ends_with = progress.ends_with.clone();
+        let (mut ends_with, mut weighed) = (progress.ends_with.clone(), progress.weighed);
         let mut ids: Option<(String, String)> = None;
         while !writer.is_full() {
-            let mut group = self.read_group(connection, consumer, &ends_with).await?;
+            let mut group = self.read_group(connection, consumer, &ends_with, weighed).await?;
             let Some(last) = group.last() else { break };
+            weighed = weighed_next(group.len());
             ends_with.clone_from(&last.message_id);
             ids = bounds(ids, &group);
             if hooks::sabotage(Defect::DropBeforeArchiveVerified) {
@@ -173,6 +181,7 @@ impl PartitionWork<'_, '_> {
             last_id,
             begins_after,
             ends_with,
+            weighed,
             written_at,
         }))
     }

@@ -218,6 +218,9 @@ impl InboxErasure {
         let at = sqlx::query_scalar(NOW).fetch_one(&mut *connection).await?;
         let entry =
             ErasureEntry { at, reason: progress.reason.clone(), actor: progress.actor.clone() };
+        // The row may say anything of the length.
+        let length = store.length(&suspect.path).await.map_err(failed)?;
+        let _memory = store.memory_for_rewrite(length).await;
         let old = store.get(&suspect.path).await.map_err(failed)?;
         let (path, new_path) = (suspect.path.clone(), suspect.new_path());
         let (footer, target, of) = (suspect.footer()?, self.target.clone(), new_path.clone());
