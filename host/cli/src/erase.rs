@@ -98,7 +98,7 @@ async fn erase(api: &Api, args: &EraseArgs, request: &NewErasure) -> Result<Eras
     let wait = Duration::from_secs(args.wait);
     let (mut last, mut moved_at) = (Option::<ErasureBody>::None, Instant::now());
     loop {
-        let mut has_moved = false;
+        let (mut has_moved, mut late) = (false, None);
         match api.post::<ErasureBody>(&route, request).await {
             Ok(ErasureBody { proof: Some(proof), .. }) => return Ok(proof),
             Ok(answer) => {
@@ -113,22 +113,28 @@ async fn erase(api: &Api, args: &EraseArgs, request: &NewErasure) -> Result<Eras
                 last = Some(answer);
             }
             // A vacuum of a large table outlasts a request, and goes on without it.
-            Err(error) if last.is_some() && is_unavailable(&error) => {}
+            Err(error) if last.is_some() && is_timeout(&error) => late = Some(error),
             Err(error) => return Err(error),
         }
         if has_moved {
             moved_at = Instant::now();
         } else if moved_at.elapsed() >= wait {
-            let shown = last.as_ref().map(shown).unwrap_or_default();
-            bail!("the erasure is not finished: {shown}; repeat the command to go on with it");
+            bail!("{}; repeat the command to go on with it", unfinished(last.as_ref(), late));
         }
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-/// Returns whether a request may succeed when it is repeated.
-fn is_unavailable(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 503)
+/// Returns whether a request took too long. What it began goes on.
+fn is_timeout(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<Refused>().is_some_and(|refused| refused.code == "timeout")
+}
+
+/// Returns the text for an erasure that does not go on, with the error of the last request.
+fn unfinished(last: Option<&ErasureBody>, late: Option<anyhow::Error>) -> String {
+    let shown = last.map(shown).unwrap_or_default();
+    let late = late.map_or_else(String::new, |error| format!("; the last request: {error:#}"));
+    format!("the erasure is not finished: {shown}{late}")
 }
 
 /// Returns the progress, as a line.
@@ -210,4 +216,29 @@ fn ask(tenant: &str) -> Result<()> {
     std::io::stdin().lock().read_line(&mut answer)?;
     ensure!(answer.trim() == tenant, "that is not its name; nothing was erased");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn refused(code: &str) -> anyhow::Error {
+        let body = json!({ "status": 503, "code": code, "detail": "what the host says" });
+        serde_json::from_value::<Refused>(body).expect("a refusal").into()
+    }
+
+    // What could go wrong: a file of the archive that is missing is tried again for a minute, and
+    // the operator reads only that the erasure is not finished.
+    #[test]
+    fn only_a_request_that_took_too_long_is_repeated() {
+        assert!(is_timeout(&refused("timeout")));
+        for code in ["unavailable", "conflict", ""] {
+            assert!(!is_timeout(&refused(code)), "{code}");
+        }
+        assert!(!is_timeout(&anyhow::anyhow!("the server was not reached")));
+        let text = unfinished(None, Some(refused("timeout")));
+        assert_eq!(text, "the erasure is not finished: ; the last request: what the host says");
+    }
 }

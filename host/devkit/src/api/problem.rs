@@ -8,6 +8,9 @@ use serde_json::Value;
 pub struct Refused {
     /// HTTP status code.
     pub status: u16,
+    /// Code, stable for programs; empty in an answer without one.
+    #[serde(default)]
+    pub code: String,
     /// Text for the operator.
     pub detail: String,
     /// All problems of a component.
