@@ -64,6 +64,10 @@ struct Bucket {
     fault: Option<(usize, S3Fault)>,
     /// Whether nothing is deleted.
     is_locked: bool,
+    /// Whether a deletion hides an object, and its version stays.
+    keeps_versions: bool,
+    /// Paths and bytes of versions that were hidden.
+    versions: Vec<(String, Bytes)>,
     /// Whether nothing is there for readers.
     is_unmounted: bool,
     /// Whether that begins with the next request for the length of an object.
@@ -154,9 +158,21 @@ impl S3Server {
         bucket.objects.keys().filter(|path| path.ends_with(".parquet")).cloned().collect()
     }
 
-    /// Refuses deletions from now on, or no longer.
+    /// Refuses deletions from now on, or no longer, as for a key that may not delete.
     pub fn lock(&self, is_locked: bool) {
         self.shared.bucket().is_locked = is_locked;
+    }
+
+    /// Keeps versions from now on, or no longer, as a bucket with a lock against deletion does: a
+    /// deletion succeeds, and puts a delete marker over the object.
+    pub fn keep_versions(&self, keeps_versions: bool) {
+        self.shared.bucket().keeps_versions = keeps_versions;
+    }
+
+    /// Paths of the objects that were hidden, and whose versions are there.
+    pub fn versions(&self) -> Vec<String> {
+        let bucket = self.shared.bucket();
+        bucket.versions.iter().map(|(path, _)| path.clone()).collect()
     }
 
     /// Hides all objects from the next request for the length of one, until they are shown again.
@@ -242,8 +258,12 @@ fn delete(shared: &Shared, path: &str) -> Response {
     if bucket.is_locked {
         return refusal(StatusCode::FORBIDDEN, "AccessDenied");
     }
-    bucket.objects.remove(path);
-    StatusCode::NO_CONTENT.into_response()
+    let object = bucket.objects.remove(path);
+    if !bucket.keeps_versions {
+        return StatusCode::NO_CONTENT.into_response();
+    }
+    bucket.versions.extend(object.map(|object| (path.to_owned(), object)));
+    (StatusCode::NO_CONTENT, [("x-amz-delete-marker", "true")]).into_response()
 }
 
 fn get(shared: &Shared, head: &Parts, object: Bytes) -> Response {

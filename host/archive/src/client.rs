@@ -13,7 +13,7 @@ use std::{
 use async_trait::async_trait;
 use http_body_util::BodyExt;
 use hyper::{
-    Uri,
+    HeaderMap, Method, Uri,
     body::{Body, Frame, SizeHint},
     client::conn::http1::{SendRequest, handshake},
     header::{HOST, HeaderValue},
@@ -45,6 +45,10 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 const SLOWEST: u64 = 128 << 10;
 /// Most connections that are kept.
 const KEPT_MAX: usize = 32;
+
+/// Error of a deletion that hides a file, and does not delete it.
+const LEAVES_VERSION: &str = "the bucket keeps versions: it hides the file behind a delete \
+    marker, and the older version stays";
 
 type Sender = SendRequest<HttpRequestBody>;
 
@@ -108,6 +112,7 @@ impl HttpService for Client {
 impl Client {
     async fn exchange(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let target = Target::of(request.uri())?;
+        let is_deletion = *request.method() == Method::DELETE;
         let request = target.address(request)?;
         let mut sender = match self.take(&target) {
             Some(sender) => sender,
@@ -116,6 +121,9 @@ impl Client {
         let answer = sender.send_request(request).await;
         let answer = answer.map_err(|error| HttpError::new(HttpErrorKind::Request, error))?;
         self.keep(target, sender);
+        if is_deletion && leaves_version(answer.headers()) {
+            return Err(HttpError::new(HttpErrorKind::Unknown, io::Error::other(LEAVES_VERSION)));
+        }
         let broken = |error: hyper::Error| HttpError::new(HttpErrorKind::Interrupted, error);
         Ok(answer.map(|body| HttpResponseBody::new(Steady::new(body.map_err(broken)))))
     }
@@ -157,6 +165,12 @@ impl Client {
         Pin::new(&mut stream).connect().await.map_err(unreachable)?;
         connection(stream).await
     }
+}
+
+/// Returns whether the answer to a deletion says that an older version stays. So does that of a
+/// bucket with a lock against deletion, which refuses only to delete a version.
+fn leaves_version(headers: &HeaderMap) -> bool {
+    headers.get("x-amz-delete-marker").is_some_and(|value| value == "true")
 }
 
 /// Returns the longest wait for the answer to a request with a body of so many bytes.

@@ -8,8 +8,8 @@ use oncebox_tests::{
 };
 
 use super::{
-    archive_findings, archived, archiving, completed, completed_in, erase, execute, of_id, retain,
-    retain_one,
+    archive_findings, archived, archiving, completed, completed_in, erase, execute, files, of_id,
+    retain, retain_one,
 };
 use sqlx::PgPool;
 
@@ -87,6 +87,32 @@ async fn an_erasure_looks_beside_erased_messages() {
     assert!(!archived(&fixture, &server).await.contains("mark-1-end"));
     let proof = erase(&control, of_id("m1")).await;
     assert_eq!(proof.archive_files, 0, "nothing of it is readable: {proof:?}");
+    fixture.finish().await;
+}
+
+/// What could go wrong: the proof says that a file is gone, and the bucket, which keeps versions,
+/// has put a delete marker over it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_that_the_bucket_keeps_is_named() {
+    let fixture = InboxFixture::new().await;
+    let server = S3Server::start().await;
+    let control = archiving(&fixture, &server.options());
+    let consumer = fixture.simple("", "").await;
+    completed(&fixture, &consumer, "'m' || n", 0..3, "'x'").await;
+    retain_one(&control).await;
+    let old = files(&fixture).await.remove(0).path;
+    server.keep_versions(true);
+    let proof = erase(&control, of_id("m1")).await;
+    assert_eq!((proof.archive_files, proof.archived), (1, 1), "{proof:?}");
+    assert!(server.versions()[0].ends_with(&old), "{:?}", server.versions());
+    let named = format!("the file `{old}` of the archive, which the storage does not delete");
+    assert!(proof.not_covered.contains(&named), "{proof:?}");
+    // S0-029: the new file is in its place, and is found.
+    assert_eq!(archived(&fixture, &server).await.lines().count(), 3);
+    let found = control.archive().find("acme", None, "m1").await.unwrap();
+    assert!(found[0].detail.row.erased_at.is_some());
+    let proof = erase(&control, of_id("m2")).await;
+    assert!(proof.not_covered.contains(&named), "also later: {proof:?}");
     fixture.finish().await;
 }
 
