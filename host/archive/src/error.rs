@@ -20,6 +20,17 @@ pub enum ArchiveError {
         /// Cause, as text.
         cause: String,
     },
+    /// A file with a column that this release does not know, and would lose.
+    #[error(
+        "the file `{path}` of the archive has the column `{column}`, which this release does not \
+            know; use the release that wrote it, or a later one"
+    )]
+    Newer {
+        /// Path of the file in the archive.
+        path: String,
+        /// Name of the column.
+        column: String,
+    },
     /// Storage that does not answer, or refuses.
     #[error("the archive does not serve the file `{path}`: {cause}")]
     Unavailable {

@@ -204,12 +204,14 @@ impl FileReader {
     /// Returns a file with the same row groups, in which each message was changed.
     ///
     /// # Errors
-    /// `Damaged` where the file is not the one that was written; the error of a change.
+    /// `Damaged` where the file is not the one that was written; `Newer` where it has a column that
+    /// the new file would lack; the error of a change.
     pub fn rewrite(
         &self,
         path: &str,
         mut change: impl FnMut(&mut ArchivedMessage) -> Result<(), ArchiveError>,
     ) -> Result<WrittenFile, ArchiveError> {
+        self.check_columns()?;
         let mut writer = FileWriter::new(path)?;
         for group in 0..self.groups() {
             let mut messages = self.read(group)?;
@@ -217,6 +219,17 @@ impl FileReader {
             writer.write(&messages)?;
         }
         writer.finish()
+    }
+
+    fn check_columns(&self) -> Result<(), ArchiveError> {
+        let columns = self.reader.metadata().file_metadata().schema_descr().columns();
+        match columns.iter().find(|column| !ArchivedMessage::NAMES.contains(&column.name())) {
+            None => Ok(()),
+            Some(column) => Err(ArchiveError::Newer {
+                path: self.path.clone(),
+                column: column.name().to_owned(),
+            }),
+        }
     }
 
     /// Reads the ids of all messages, in their order.
@@ -328,6 +341,41 @@ mod tests {
         let mut expected = ArchivedMessage::sample("z");
         expected.payload = None;
         assert_eq!((other.groups(), other.read(1).expect("a group")), (2, vec![expected]));
+    }
+
+    /// A file with a message, and with a column that no message has.
+    fn newer() -> WrittenFile {
+        let extra = Column::of::<Option<String>>("later");
+        let columns: Vec<_> = ArchivedMessage::COLUMNS.iter().chain([&extra]).collect();
+        let fields = columns.iter().map(|column| column.field().expect("a field")).collect();
+        let schema = Type::group_type_builder("message").with_fields(fields).build();
+        let schema = Arc::new(schema.expect("a schema"));
+        let mut file = FileWriter::new("newer").expect("a file");
+        file.writer = SerializedFileWriter::new(Vec::new(), schema, Arc::new(properties()))
+            .expect("another file");
+        let mut group = file.writer.next_row_group().expect("a group");
+        let cells = by_column(&[ArchivedMessage::sample("a")]).into_iter().chain([vec![None]]);
+        for (column, cells) in columns.into_iter().zip(cells) {
+            let mut writer = group.next_column().expect("a column").expect("a column");
+            column.write(writer.untyped(), cells).expect("its cells");
+            writer.close().expect("its end");
+        }
+        group.close().expect("its end");
+        file.writer.flush().expect("its bytes");
+        let group = file.writer.flushed_row_groups().last().expect("a group");
+        file.digests.add(group, file.writer.inner()).expect("its digest");
+        file.finish().expect("its bytes")
+    }
+
+    // What could go wrong: an erasure by an older release takes a column out of a file that a later
+    // one wrote.
+    #[test]
+    fn a_file_with_a_later_column_is_read_and_not_written_again() {
+        let WrittenFile { bytes, footer } = newer();
+        let file = FileReader::open("newer", bytes, &footer).expect("a file");
+        assert_eq!(file.read(0).expect("a group"), [ArchivedMessage::sample("a")]);
+        let error = file.rewrite("other", |_| Ok(())).expect_err("it would lose the column");
+        assert!(error.to_string().contains("has the column `later`"), "{error}");
     }
 
     // What could go wrong: a file that was cut or changed is read as if it were whole.
