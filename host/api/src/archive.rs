@@ -98,7 +98,7 @@ pub struct ArchiveEnded {
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ForgetFiles {
-    /// Name of the tenant, also of a deleted one; needed without `before`.
+    /// Name of a tenant, deleted ones of the host's database included; needed without `before`.
     #[serde(default)]
     pub tenant: Option<String>,
     /// Name of the consumer of that tenant.
