@@ -1,7 +1,7 @@
 //! Erasures of messages whose ids came again, of what stands beside messages in files, and of files
 //! that a changed row names.
 
-use oncebox_control::{ErasureRequest, ForgottenFiles, Severity};
+use oncebox_control::{ArchiveStore, ErasureRequest, ErasureTarget, ForgottenFiles, Severity};
 use oncebox_tests::{
     inbox::InboxFixture,
     s3::{S3Fault, S3Server},
@@ -113,6 +113,39 @@ async fn a_version_that_the_bucket_keeps_is_named() {
     assert!(found[0].detail.row.erased_at.is_some());
     let proof = erase(&control, of_id("m2")).await;
     assert!(proof.not_covered.contains(&named), "also later: {proof:?}");
+    fixture.finish().await;
+}
+
+/// What could go wrong: each of many erasures reads a file into memory at the same time.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_erasure_waits_for_the_memory_of_a_file() {
+    let fixture = InboxFixture::new().await;
+    let server = S3Server::start().await;
+    let store = ArchiveStore::new(&server.options()).unwrap();
+    let control = fixture.admin.clone().archiving_at(store.clone());
+    let consumer = fixture.simple("", "").await;
+    completed(&fixture, &consumer, "'m' || n", 0..3, "'x'").await;
+    fixture.execute("UPDATE oncebox.inbox SET key = 'k'").await;
+    retain_one(&control).await;
+    // Other erasures hold all of it.
+    let (held, before) = (store.memory_for_rewrite(u64::MAX).await, server.served());
+    let releasing = async {
+        fixture
+            .until(
+                "SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE \
+                    l.locktype = 'advisory' AND l.granted AND \
+                    a.application_name = 'oncebox erase')",
+            )
+            .await;
+        for _ in 0..50 {
+            fixture.number("SELECT 1::bigint").await;
+        }
+        assert_eq!(server.served(), before, "a file is read");
+        drop(held);
+    };
+    let key = ErasureTarget::Key(b"k".to_vec());
+    let (proof, ()) = tokio::join!(erase(&control, key), releasing);
+    assert_eq!((proof.archive_files, proof.archived), (1, 3), "{proof:?}");
     fixture.finish().await;
 }
 
