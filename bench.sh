@@ -27,7 +27,7 @@ if [[ $profile == dev ]]; then build+=(--config bench/profile.toml); fi
 CARGO_INCREMENTAL=0 "${build[@]}" -p oncebox-cli -p oncebox-bench-consumer --bins
 mkdir -p target/bench/bin
 cp "target/$folder/oncebox" "target/$folder/bench-consumer" target/bench/bin/
-cargo build --quiet -p oncebox-bench
+cargo build --quiet --workspace --bin bench # with the features of everything, as the tests are built
 
 if command -v npm >/dev/null && ! cmp -s bench/node/package-lock.json target/bench/node/package-lock.json; then
     rm -rf target/bench/node

@@ -1,4 +1,4 @@
-//! The removal of a large time partition under load. A host processes messages at half of its
+//! The removal of a large time partition under load. A host processes messages at a quarter of its
 //! maximum for three minutes. In the second minute its retention removes a partition. The latency
 //! of each minute shows the effect on the other messages.
 
@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// Load, as a share of what the host does at most.
-const SHARE: f64 = 0.5;
+const SHARE: f64 = 0.25;
 /// Pause between the first messages and the load, in which the host comes to rest.
 const REST: Duration = Duration::from_secs(2);
 /// Buckets between the present partition and the removed one, which is due by the real retention.
