@@ -649,7 +649,7 @@ async fn a_partition_that_comes_back_keeps_its_history() {
     server.break_put(1, S3Fault::Refuse);
     assert_eq!(retain(&control).await.unwrap().failed.len(), 1);
     // By hand, in the detached table.
-    let park = "status = 'parked', reason = 'handler' WHERE message_id = 'm1'";
+    let park = "status = 'parked', reason = 'park' WHERE message_id = 'm1'";
     fixture.execute(format!("UPDATE oncebox.{name} SET {park}")).await;
     let run = retain(&control).await.unwrap();
     assert!(run.failed[0].1.contains("1 messages of the partition must stay"), "{run:?}");

@@ -166,6 +166,9 @@ impl Archive<'_> {
         let query = sqlx::query_as(AssertSqlSafe(candidates)).bind(tenant.tenant_id);
         let query = query.bind(consumer).bind(message_id);
         let files: Vec<ArchivedFile> = query.fetch_all(&database.pool).await?;
+        if files.is_empty() {
+            return Ok(files);
+        }
         let installation = self.0.tenant_databases().installation().await?.to_string();
         for file in &files {
             check_row(&file.path, &installation, &tenant.name).map_err(failed)?;

@@ -51,24 +51,33 @@ impl Archive<'_> {
         let details = json!({ "tenant": tenant, "consumer": consumer, "before": before });
         self.0.audit().record(&mut tx, "archive.forget", subject, details).await?;
         tx.commit().await?;
-        let installation = self.0.tenant_databases().installation().await?.to_string();
         let mut forgotten = Vec::new();
         for database in self.0.retention().databases().await? {
             let pool = &database.database.pool;
-            let mut paths = Vec::new();
-            for (path, tenant) in selected(pool, &of(&database), which).await? {
-                match check_row(&path, &installation, &tenant) {
-                    Ok(()) => paths.push(path),
-                    Err(error) => {
-                        tracing::warn!(%error, "a row of the archive's list was not forgotten");
-                    }
-                }
-            }
+            let rows = selected(pool, &of(&database), which).await?;
+            let paths = self.own_paths(rows).await?;
             mark(pool, &paths).await?;
             forgotten.extend(paths);
         }
         forgotten.sort_unstable();
         Ok(forgotten)
+    }
+
+    /// Returns the paths of rows that name a file of their tenant.
+    async fn own_paths(&self, rows: Vec<(String, String)>) -> Result<Vec<String>, InboxError> {
+        if rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        let installation = self.0.tenant_databases().installation().await?.to_string();
+        let is_own =
+            |(path, tenant): (String, String)| match check_row(&path, &installation, &tenant) {
+                Ok(()) => Some(path),
+                Err(error) => {
+                    tracing::warn!(%error, "a row of the archive's list was not forgotten");
+                    None
+                }
+            };
+        Ok(rows.into_iter().filter_map(is_own).collect())
     }
 }
 

@@ -122,7 +122,7 @@ async fn fill(database: &mut PgConnection, round: i64) {
                 partition, \"offset\", record_timestamp_ms, status, reason, processed_at, payload) \
             SELECT c.consumer_id, 'm{round}-' || n, 1, v_from, 't', 0, {round} * 1000 + n, 1, \
                 CASE WHEN n % 11 = 0 THEN 'parked' ELSE 'completed' END, \
-                CASE WHEN n % 11 = 0 THEN 'handler' END, v_from, 'x' \
+                CASE WHEN n % 11 = 0 THEN 'park' END, v_from, 'x' \
             FROM generate_series(1, 110) n, oncebox.consumer c; \
             INSERT INTO oncebox.inbox_history (consumer_id, message_id, event, at) \
             SELECT c.consumer_id, 'm{round}-' || n, 'failed', v_from \
