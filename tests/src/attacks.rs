@@ -134,6 +134,10 @@ pub fn out_of_reach(victim: &str, consumer: i32) -> Vec<(&'static str, String)> 
             format!("SELECT oncebox_host.release({secret}, {consumer}, 'good', 0, 0)"),
         ),
         (
+            "renew with a guess",
+            format!("SELECT oncebox_host.renew_lease({secret}, {consumer}, 'good', 0, 0)"),
+        ),
+        (
             "a partition with a guess",
             format!("SELECT oncebox_host.partition_cleared({secret}, {consumer}, 't', 0)"),
         ),
@@ -382,8 +386,8 @@ pub fn broken_components(around: &dyn Fn(Vec<Step>) -> Vec<Step>) -> Vec<Case> {
             "result_bytes_max",
         ),
         fails(
-            "an error that quotes a hundred megabytes",
-            hostile(vec![query("SELECT repeat('x', 100000000)::int")]),
+            "an error that quotes twenty megabytes",
+            hostile(vec![query("SELECT repeat('x', 20000000)::int")]),
             "sql_error:22P02",
             "invalid input syntax",
         ),

@@ -63,8 +63,11 @@ const SHUFFLES: u64 = 3;
 /// Highest number of SQL calls of one message after which the process is killed. A handler may make
 /// a thousand.
 const CALLS_MAX: usize = 12;
-/// Shortest duration of each statement where two workers meet, milliseconds.
-const PAUSE_MS: u64 = 15;
+/// Shortest duration of each statement where two workers meet, milliseconds: the least, and the most,
+/// which few messages have.
+const PAUSE_MS: (u64, u64) = (15, 60);
+/// Sum of the shortest durations over the messages of a file, milliseconds, within these bounds.
+const PAUSES_MS: u64 = 1_000;
 
 /// Plans all windows for these messages. `runs` are those of a clean run.
 pub(super) fn plan(
@@ -266,7 +269,8 @@ async fn two_workers(bench: &Bench, spec: Spec) -> Result<WindowRun> {
     let [left, right] = logs;
     let logs = [[left.clone(), right.clone()].concat(), [right, left].concat()]
         .map(|log| bench.log_of(log));
-    let spec = |partition| Spec { partition, pause_ms: PAUSE_MS, ..spec.clone() };
+    let pause_ms = (PAUSES_MS / bench.messages.len().max(1) as u64).clamp(PAUSE_MS.0, PAUSE_MS.1);
+    let spec = |partition| Spec { partition, pause_ms, ..spec.clone() };
     let (specs, program) = ([spec(0), spec(1)], &bench.program);
     let (mut first, mut second) =
         tokio::try_join!(Worker::start(program, &specs[0]), Worker::start(program, &specs[1]))?;
