@@ -79,6 +79,22 @@ CREATE TABLE oncebox.tenant_migration (
     PRIMARY KEY (tenant_id, name)
 );
 
+-- The stores that a tenant has access to, from which hosts fetch the payloads that its messages
+-- refer to. The settings of hosts say where a store is. Rows are in the host's database alone.
+CREATE TABLE oncebox.tenant_store (
+    tenant_id             int NOT NULL REFERENCES oncebox.tenant ON DELETE CASCADE,
+    store                 text NOT NULL CONSTRAINT tenant_store_shape
+                          CHECK (store ~ '^[a-z][a-z0-9-]{0,62}$'),
+    bucket                text NOT NULL,
+    -- References may not leave it. Empty: the whole bucket.
+    prefix                text NOT NULL,
+    -- Id and secret of the tenant's access key, sealed under the master key.
+    access_key            bytea NOT NULL,
+    set_at                timestamptz NOT NULL DEFAULT now(),
+    set_by                text NOT NULL,
+    PRIMARY KEY (tenant_id, store)
+);
+
 -- Tokens: the callers of the API, and their rights.
 CREATE TABLE oncebox.token (
     token_id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -237,6 +253,33 @@ CREATE TABLE oncebox.version (
     created_by            text NOT NULL DEFAULT 'unknown',
     CONSTRAINT version_digest_unique UNIQUE (handler_id, digest)
 );
+
+-- Outcomes of `oncebox verify` for a version, as somebody stored them. The newest one counts; of
+-- each version the newest twenty are kept.
+CREATE TABLE oncebox.verification (
+    verification_id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    version_id            int NOT NULL REFERENCES oncebox.version ON DELETE CASCADE,
+    -- Time at which it was stored.
+    at                    timestamptz NOT NULL DEFAULT now(),
+    actor                 text NOT NULL,
+    -- Whether every window left each effect exactly once.
+    is_passed             boolean NOT NULL,
+    -- Messages of the file, windows, windows that failed, and workers that were killed.
+    messages              int NOT NULL,
+    windows               int NOT NULL,
+    windows_failed        int NOT NULL,
+    killed                int NOT NULL,
+    warnings              int NOT NULL,
+    -- Seed of orders and repetitions.
+    seed                  bigint NOT NULL,
+    -- Release of the program that verified.
+    program_version       text NOT NULL,
+    -- Without a killed worker nothing is shown.
+    CONSTRAINT verification_counts CHECK (messages > 0 AND windows > 0 AND killed > 0
+        AND warnings >= 0 AND windows_failed BETWEEN 0 AND windows),
+    CONSTRAINT verification_passed_is_whole CHECK (NOT is_passed OR windows_failed = 0)
+);
+CREATE INDEX verification_newest ON oncebox.verification (version_id, verification_id DESC);
 
 -- A row is live until it ends, and is never brought back: going back is a new row. An event type, a
 -- range of event versions and a role together are a slot, which holds one live row.
@@ -821,7 +864,9 @@ CREATE TABLE oncebox.host (
     host_id               bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name                  text NOT NULL,
     started_at            timestamptz NOT NULL DEFAULT now(),
-    seen_at               timestamptz NOT NULL DEFAULT now()
+    seen_at               timestamptz NOT NULL DEFAULT now(),
+    -- Time of the heartbeat after the last answer to `/metrics`. Null: nobody asked for it yet.
+    scraped_at            timestamptz
 );
 
 -- The generation of a consumer that a host runs, and its progress with the next one.

@@ -195,8 +195,16 @@ impl CliFixture {
         // A host that runs raises by itself what a consumer requires.
         let consumers = "(SELECT consumer_id, tenant_id, name, policy, generation, state, \
             revision, seek FROM oncebox.consumer)";
-        let tables = ["tenant", "tenant_migration", "handler", "version", "deployment", "token"]
-            .map(|table| format!("oncebox.{table}"));
+        let tables = [
+            "tenant",
+            "tenant_migration",
+            "tenant_store",
+            "handler",
+            "version",
+            "deployment",
+            "token",
+        ]
+        .map(|table| format!("oncebox.{table}"));
         for table in tables.into_iter().chain([consumers.to_owned()]) {
             let rows = self
                 .rows(&format!("SELECT to_jsonb(t::text) FROM {table} t ORDER BY t::text"))

@@ -146,6 +146,10 @@ pub struct Options {
     pub fills: bool,
     /// URL of the schema registry that payloads are decoded by, where they are.
     pub registry: Option<String>,
+    /// Further keys of the policy, in TOML.
+    pub policy: &'static str,
+    /// Further tables of hosts' configurations, in TOML.
+    pub config: String,
 }
 
 impl Default for Options {
@@ -170,13 +174,15 @@ impl Default for Options {
             proxied: false,
             fills: false,
             registry: None,
+            policy: "",
+            config: String::new(),
         }
     }
 }
 
 impl Options {
     fn policy(&self, topic: &str) -> Result<Policy> {
-        let Self { ack, order, id, batch, deadline_ms, session_timeout_ms, .. } = self;
+        let Self { ack, order, id, batch, deadline_ms, session_timeout_ms, policy, .. } = self;
         let lease_ms = deadline_ms + 2_501;
         let (order, sequence) = match *order {
             "sequence" => (
@@ -203,6 +209,7 @@ impl Options {
              retry = {{ attempts_max = 20, backoff_min_ms = 50, backoff_max_ms = 200, lease_ms = \
              {lease_ms} }}\n\
              limits = {{ deadline_ms = {deadline_ms} }}\n{copies}\nwire_format = '{wire_format}'\n\
+             {policy}\n\
              kafka.properties = {{ 'session.timeout.ms' = '{session_timeout_ms}', \
              'heartbeat.interval.ms' = '300', \
              'auto.commit.interval.ms' = '100', 'reconnect.backoff.max.ms' = '500', \
@@ -370,7 +377,8 @@ impl HostFixture {
         } else {
             String::new()
         };
-        fs::write(&config, member).context("failed to write the host's configuration")?;
+        fs::write(&config, member + &self.options.config)
+            .context("failed to write the host's configuration")?;
         let mut command = self.program()?;
         command
             .arg("serve")

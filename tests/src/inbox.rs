@@ -1,6 +1,6 @@
 //! The inbox against a real PostgreSQL, in process: plain Rust handlers, several hosts, no broker.
 //!
-//! A message says in its payload what its handler is to do, one step a line; see [`Script`].
+//! A message says in its body what its handler is to do, one step a line; see [`Script`].
 //! Every run first writes a row into the tenant's table `effect`, so that a message that took
 //! effect twice, or without being completed, shows.
 
@@ -564,6 +564,7 @@ pub async fn drive(partition: &mut PartitionInbox, records: &[Record]) -> Vec<In
             errors.first(),
             errors.last()
         );
+        partition.ready(&records[settled..]).await;
         match partition.process(&records[settled..]).await {
             Ok(0) => panic!("no progress at record {settled}"),
             Ok(count) => settled += count,

@@ -1,10 +1,12 @@
 //! A server on this machine that speaks as much S3 as the archive does: objects are put, deleted,
 //! and read as a whole or in part. It computes each request's signature (SigV4) from AWS's
-//! description of it, and refuses a request that is signed otherwise. It counts what it serves, and breaks on
-//! demand.
+//! description of it, and refuses a request that is signed otherwise. It counts what it serves, and
+//! breaks on demand. Objects that messages refer to can be put beside those of the archive, denied,
+//! and held in the middle.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
+    convert::Infallible,
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -16,10 +18,11 @@ use axum::{
     http::{HeaderMap, Method, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
 };
+use futures::{StreamExt, stream};
 use hmac::{Hmac, KeyInit, Mac};
-use oncebox_control::ArchiveOptions;
+use oncebox_control::{ArchiveOptions, StoreSettings};
 use sha2::{Digest, Sha256};
-use tokio::{net::TcpListener, task::JoinHandle};
+use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 
 /// Id of the only access key.
 pub const ACCESS_KEY_ID: &str = "AKIAOFTHETESTS";
@@ -64,6 +67,14 @@ struct Bucket {
     fault: Option<(usize, S3Fault)>,
     /// Whether nothing is deleted.
     is_locked: bool,
+    /// Paths that were asked for, in order.
+    gets: Vec<String>,
+    /// Code with which every request is refused.
+    refusal: Option<&'static str>,
+    /// Paths that the access key may not read.
+    denied: HashSet<String>,
+    /// Paths whose objects stop in the middle, until the value is true.
+    held: HashMap<String, watch::Sender<bool>>,
     /// Whether a deletion hides an object, and its version stays.
     keeps_versions: bool,
     /// Paths and bytes of versions that were hidden.
@@ -158,6 +169,69 @@ impl S3Server {
         bucket.objects.keys().filter(|path| path.ends_with(".parquet")).cloned().collect()
     }
 
+    /// The server as the settings of hosts name it.
+    pub fn store(&self) -> StoreSettings {
+        StoreSettings {
+            endpoint: format!("http://{}", self.address),
+            region: REGION.to_owned(),
+            allow_private: true,
+            ..StoreSettings::default()
+        }
+    }
+
+    /// The same as a host's configuration, as the store `docs`.
+    pub fn store_config(&self) -> String {
+        let StoreSettings { endpoint, region, .. } = self.store();
+        format!(
+            "[references.stores.docs]\nendpoint = '{endpoint}'\nregion = '{region}'\n\
+             allow_private = true\n"
+        )
+    }
+
+    /// Puts an object under a key of the bucket, or takes it away.
+    pub fn put_key(&self, key: &str, bytes: Option<&str>) {
+        let (path, mut bucket) = (path_of(key), self.shared.bucket());
+        match bytes {
+            Some(bytes) => {
+                drop(bucket.objects.insert(path, Bytes::copy_from_slice(bytes.as_bytes())))
+            }
+            None => drop(bucket.objects.remove(&path)),
+        }
+    }
+
+    /// Lets the access key read a key of the bucket no longer.
+    pub fn deny(&self, key: &str) {
+        self.shared.bucket().denied.insert(path_of(key));
+    }
+
+    /// Refuses every request with a code from now on, or no longer.
+    pub fn refuse(&self, code: Option<&'static str>) {
+        self.shared.bucket().refusal = code;
+    }
+
+    /// Lets the object under a key stop in the middle, from the next request on.
+    pub fn hold(&self, key: &str) {
+        self.shared.bucket().held.insert(path_of(key), watch::Sender::new(false));
+    }
+
+    /// Lets the object under a key go on, also where it was asked for before.
+    pub fn release(&self, key: &str) {
+        if let Some(held) = self.shared.bucket().held.remove(&path_of(key)) {
+            held.send_replace(true);
+        }
+    }
+
+    /// Number of times that a key of the bucket was asked for.
+    pub fn asked(&self, key: &str) -> usize {
+        let path = path_of(key);
+        self.shared.bucket().gets.iter().filter(|asked| **asked == path).count()
+    }
+
+    /// Paths that were asked for so far, in order.
+    pub fn gets(&self) -> Vec<String> {
+        self.shared.bucket().gets.clone()
+    }
+
     /// Refuses deletions from now on, or no longer, as for a key that may not delete.
     pub fn lock(&self, is_locked: bool) {
         self.shared.bucket().is_locked = is_locked;
@@ -198,6 +272,10 @@ impl Drop for S3Server {
     }
 }
 
+fn path_of(key: &str) -> String {
+    format!("/{BUCKET}/{key}")
+}
+
 fn key(path: &str) -> String {
     format!("/{BUCKET}/below/here/{path}")
 }
@@ -210,12 +288,21 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
         return refusal(StatusCode::FORBIDDEN, "SignatureDoesNotMatch");
     }
     let path = head.uri.path().to_owned();
+    let refused = shared.bucket().refusal;
+    if let Some(code) = refused {
+        return refusal(StatusCode::FORBIDDEN, code);
+    }
     match head.method {
         Method::PUT => put(&shared, path, body),
         Method::DELETE => delete(&shared, &path),
         Method::GET | Method::HEAD => {
-            let object = shared.bucket().look(&head.method, &path);
+            let (object, is_denied) = {
+                let mut bucket = shared.bucket();
+                bucket.gets.push(path.clone());
+                (bucket.look(&head.method, &path), bucket.denied.contains(&path))
+            };
             match object {
+                _ if is_denied => refusal(StatusCode::FORBIDDEN, "AccessDenied"),
                 None => refusal(StatusCode::NOT_FOUND, "NoSuchKey"),
                 Some(object) => get(&shared, &head, object),
             }
@@ -290,10 +377,28 @@ fn get(shared: &Shared, head: &Parts, object: Bytes) -> Response {
     if let Some((first, last)) = range {
         response = response.header(header::CONTENT_RANGE, format!("bytes {first}-{last}/{length}"));
     }
+    let mut bucket = shared.bucket();
     if head.method == Method::GET {
-        shared.bucket().served += part.len();
+        bucket.served += part.len();
     }
-    response.body(Body::from(part)).expect("a response")
+    let held = bucket.held.get(head.uri.path()).map(watch::Sender::subscribe);
+    let body = match held {
+        None => Body::from(part),
+        Some(goes_on) => in_halves(part, goes_on),
+    };
+    response.body(body).expect("a response")
+}
+
+/// Sends the first half of an object, and the second one when it goes on.
+fn in_halves(object: Bytes, mut goes_on: watch::Receiver<bool>) -> Body {
+    let mut first = object;
+    let second = first.split_off(first.len() / 2);
+    let second = async move {
+        let _ = goes_on.wait_for(|goes_on| *goes_on).await;
+        Ok::<_, Infallible>(second)
+    };
+    let first = stream::once(async move { Ok::<_, Infallible>(first) });
+    Body::from_stream(first.chain(stream::once(second)))
 }
 
 fn tag(object: &[u8]) -> String {

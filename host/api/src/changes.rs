@@ -85,13 +85,14 @@ pub(crate) async fn deploy(
 ) -> Result<(StatusCode, Json<DeploymentBody>), ApiError> {
     let new = new.into_inbox(control::DeploymentRole::Stable, None, None);
     // Read before, and asked beside: no error of the warning is one of the deployment.
-    let policy = caller.admin.consumers().get(&tenant, &consumer).await?.policy()?;
-    let (deployed, warning) = tokio::join!(
+    let row = caller.admin.consumers().get(&tenant, &consumer).await?;
+    let policy = row.policy()?;
+    let (deployed, warnings) = tokio::join!(
         caller.deploy(&tenant, &consumer, &new),
-        horizon::warning(&api, &tenant, &consumer, &policy)
+        horizon::warnings_of(&api, &caller, &row, &policy)
     );
     let (status, Json(mut deployed)) = deployed?;
-    deployed.warnings.extend(warning);
+    deployed.warnings.extend(warnings);
     Ok((status, Json(deployed)))
 }
 

@@ -75,11 +75,13 @@ pub struct NothingMore {}
 /// Give a consumer another policy
 ///
 /// A change with consequences for messages is only described until it is accepted. Hosts finish
-/// their batches with the old policy and start again with the new one. `retention` cannot change. A
+/// their batches with the old policy and start again with the new one. `retention` cannot change;
+/// one that `replay.horizon = "raise"` raised at the creation to the present one stands for it. A
 /// token of a tenant cannot change `kafka.properties`: the values that it sends are ignored. It
 /// cannot add a pattern, or a topic that its tenant may not read; those that an operator set may
-/// stay. A change of `topics`, `dedup`, `replay` or `retry` is refused where the brokers keep records
-/// for longer than `retention` covers and `replay.past_horizon` is `run`.
+/// stay. A change of `topics`, `dedup`, `replay`, `retry` or `factors` is refused where the brokers
+/// keep records for longer than `retention` covers and `replay.past_horizon` is `run`, also with
+/// `replay.horizon = "raise"`, and where `factors` contradict the longest redelivery.
 #[utoipa::path(put, path = "/v1/tenants/{tenant}/consumers/{consumer}/policy", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewPolicy,
     responses((status = 200, body = PolicyChangeBody)), extensions(("x-role" = json!("admin"))))]
@@ -92,9 +94,13 @@ pub(crate) async fn set_policy(
     let mut policy = parse(new.policy).await?;
     let before = caller.admin.consumers().get(&tenant, &consumer).await?;
     check_tenants_policy(&caller, &tenant, &consumer, &mut policy, Some(&before)).await?;
+    let known = before.policy().ok();
+    if let Some(known) = &known {
+        policy.keep_memory(known);
+    }
     api.components().check_policy(&tenant, &consumer, &policy).map_err(ApiError::invalid)?;
-    let warnings = match asked_about(before.policy().ok(), &policy) {
-        Some(asked) => horizon::check(&api, &tenant, &consumer, &asked).await?,
+    let warnings = match asked_about(known, &policy) {
+        Some(asked) => horizon::check(&api, &caller, &before, &asked).await?,
         None => Vec::new(),
     };
     let change =
@@ -119,8 +125,8 @@ pub(crate) async fn set_policy(
 /// message must be remembered.
 fn asked_about(before: Option<Policy>, after: &Policy) -> Option<Policy> {
     let Some(before) = before else { return Some(after.clone()) };
-    let is_alike = (&before.topics, before.dedup, &before.replay, &before.retry)
-        == (&after.topics, after.dedup, &after.replay, &after.retry);
+    let is_alike = (&before.topics, before.dedup, &before.replay, &before.retry, &before.factors)
+        == (&after.topics, after.dedup, &after.replay, &after.retry, &after.factors);
     // Asked as the consumer connects now: the new policy may hold hidden values.
     (!is_alike).then(|| Policy { kafka: before.kafka, ..after.clone() })
 }

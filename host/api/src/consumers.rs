@@ -2,7 +2,7 @@
 
 use axum::{Json, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
-use oncebox_model::policy::{Policy, WireFormat, apart, is_pattern};
+use oncebox_model::policy::{Policy, Retention, WireFormat, apart, is_pattern};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -12,7 +12,7 @@ use crate::{
     auth::Caller,
     error::{ApiError, Code},
     extract::{self, Path},
-    horizon,
+    horizon::{self, HorizonCheck},
 };
 
 /// A consumer.
@@ -219,7 +219,11 @@ pub(crate) async fn list(
 /// can name only groups that begin with `oncebox.<tenant>.`. It can name only topics of its
 /// tenant's `topics_allowed`, which are `oncebox.<tenant>.*` until an operator changes them. It can
 /// never set a pattern. Where the brokers keep records for longer than `retention` covers, a policy
-/// with `replay.past_horizon = "run"` is refused, and another gets a warning.
+/// with `replay.past_horizon = "run"` is refused, and another gets a warning. With
+/// `replay.horizon = "raise"` the consumer gets the longer `retention` that it needs, with a
+/// warning, and is refused where `replay.raise_max` forbids that. A policy whose `factors`
+/// contradict the longest redelivery is refused. A token of a tenant cannot choose a `retention`
+/// above the tenant's limit `retention_max`, and cannot let a raise choose `permanent`.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers", tag = "consumers", params(("tenant" = String, Path)),
     request_body = NewConsumer, responses((status = 201, body = ConsumerBody)), extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn create(
@@ -231,8 +235,13 @@ pub(crate) async fn create(
     let mut policy = parse(new.policy).await?;
     check_tenants_policy(&caller, &tenant, &new.name, &mut policy, None).await?;
     api.components().check_policy(&tenant, &new.name, &policy).map_err(ApiError::invalid)?;
-    let warnings = horizon::check(&api, &tenant, &new.name, &policy).await?;
-    caller.admin.consumers().create(&tenant, &new.name, &policy).await?;
+    let HorizonCheck { raise, warnings } =
+        horizon::check_new(&api, &caller, &tenant, &new.name, &mut policy).await?;
+    let raise = raise.as_ref();
+    caller.admin.consumers().create_raised(&tenant, &new.name, &policy, raise).await?;
+    if let Some(raise) = raise {
+        horizon::log_raise(&tenant, &new.name, raise);
+    }
     let shown = shown(&caller.admin, &tenant, &new.name).await?;
     Ok((StatusCode::CREATED, Json(ConsumerBody { warnings, ..shown })))
 }
@@ -296,6 +305,9 @@ pub(crate) async fn check_tenants_policy(
         ));
     }
     let limits = caller.admin.tenants().get(tenant).await?.limits;
+    if let Some(refusal) = memory_refusal(&limits, policy, before.as_ref()) {
+        return forbidden(refusal);
+    }
     let known = before.map(|before| before.topics).unwrap_or_default();
     match policy
         .topics
@@ -305,6 +317,32 @@ pub(crate) async fn check_tenants_policy(
         Some(topic) => forbidden(may_not_read(tenant, topic)),
         None => Ok(()),
     }
+}
+
+/// Returns the refusal of a memory that a tenant's token may not choose. The class of an existing
+/// consumer cannot change, so only a new one is held against the limit.
+fn memory_refusal(
+    limits: &oncebox_model::TenantLimits,
+    policy: &Policy,
+    before: Option<&Policy>,
+) -> Option<String> {
+    let (class, raise_max) = (policy.retention, policy.replay.raise_max);
+    let is_raised_for_ever = raise_max == Some(Retention::Permanent)
+        && before.is_none_or(|before| before.replay.raise_max != raise_max);
+    if is_raised_for_ever {
+        return Some(
+            "a token of a tenant cannot set `policy.replay.raise_max` to `permanent`; name a \
+                shorter class, or ask whoever runs the host"
+                .to_owned(),
+        );
+    }
+    let most = limits.retention_max.filter(|most| before.is_none() && class > *most)?;
+    Some(format!(
+        "`policy.retention` is `{}`, above the tenant's limit `retention_max`, `{}`; choose a \
+            shorter class, or ask whoever runs the host for a higher limit",
+        class.name(),
+        most.name()
+    ))
 }
 
 /// Returns the refusal of a topic that a tenant's token may not read.

@@ -27,15 +27,18 @@ pub mod listen;
 mod migrations;
 mod openapi;
 mod origin;
+mod readiness;
 mod request;
 mod retention;
 mod seek;
 mod shadows;
 mod storage;
+mod stores;
 mod tenant_changes;
 mod tenants;
 mod tokens;
 mod upload;
+mod verifications;
 mod versions;
 mod whoami;
 pub mod wire;
@@ -114,6 +117,7 @@ struct Shared {
     uploads: Semaphore,
     retention_runs: retention::RetentionRuns,
     storage_reports: storage::StorageReports,
+    inbox_scans: readiness::scans::InboxScans,
     tasks: TaskTracker,
 }
 
@@ -135,6 +139,7 @@ impl Api {
             uploads,
             retention_runs: retention::RetentionRuns::default(),
             storage_reports: storage::StorageReports::default(),
+            inbox_scans: readiness::scans::InboxScans::default(),
             tasks: TaskTracker::new(),
         }))
     }
@@ -183,6 +188,10 @@ impl Api {
 
     pub(crate) fn storage_reports(&self) -> &storage::StorageReports {
         &self.0.storage_reports
+    }
+
+    pub(crate) fn inbox_scans(&self) -> &readiness::scans::InboxScans {
+        &self.0.inbox_scans
     }
 
     pub(crate) fn tasks(&self) -> &TaskTracker {

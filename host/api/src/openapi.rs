@@ -17,8 +17,8 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use crate::{
     Api, archive, audit, auth::ROLE_KEY, bulk, changes, consumer_changes, consumers, deployments,
     doctor, edit, erase, error::ProblemDetails, export, handlers, horizon, hosts, inbox,
-    migrations, retention, seek, shadows, storage, tenant_changes, tenants, tokens, versions,
-    whoami,
+    migrations, readiness, retention, seek, shadows, storage, stores, tenant_changes, tenants,
+    tokens, verifications, versions, whoami,
 };
 
 /// Returns the routes and their document. A route that is missing here does not exist.
@@ -33,6 +33,8 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(tenant_changes::limit))
         .routes(routes!(tenant_changes::rotate))
         .routes(routes!(migrations::list, migrations::apply))
+        .routes(routes!(stores::list))
+        .routes(routes!(stores::set, stores::delete))
         .routes(routes!(consumers::list, consumers::create))
         .routes(routes!(consumers::show, consumer_changes::delete))
         .routes(routes!(consumer_changes::set_policy))
@@ -41,10 +43,12 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(consumer_changes::drain))
         .routes(routes!(seek::seek, seek::cancel))
         .routes(routes!(horizon::show))
+        .routes(routes!(readiness::show))
         .routes(routes!(handlers::list))
         .routes(routes!(versions::list))
         .routes(routes!(versions::show, versions::upload))
         .routes(routes!(versions::diff))
+        .routes(routes!(verifications::list, verifications::attest))
         .routes(routes!(deployments::list, changes::deploy))
         .routes(routes!(deployments::show, changes::set_percent))
         .routes(routes!(changes::promote))

@@ -172,7 +172,7 @@ pub(crate) async fn seek(
     }
     let mut consequences = consequences(&policy, horizon, read_again, run_again, skipped);
     if read_again > 0 {
-        consequences.extend(horizon::warning(&api, &tenant, &consumer, &policy).await);
+        consequences.extend(horizon::warnings_of(&api, &caller, &row, &policy).await);
     }
     let consumer = shown(&caller.admin, &tenant, &consumer).await?;
     Ok(Json(SeekPlan {

@@ -272,6 +272,21 @@ pub(crate) async fn show_of_tenant(
     Ok(Json(TenantStorageBody::new(&storage, budget, report.measured_at)))
 }
 
+/// Returns the bytes a day that a consumer's messages add; none where that is not known now.
+pub(crate) async fn bytes_per_day(
+    api: &Api,
+    admin: &Control,
+    tenant: &str,
+    consumer: &str,
+) -> Option<u64> {
+    let row = admin.tenants().get(tenant).await.ok()?;
+    let database = admin.storage().database_of(&row).ok()?;
+    let report = measured(api, admin.clone(), database).await.ok()?;
+    let storage = report.tenants.iter().find(|storage| storage.tenant == tenant)?;
+    let found = storage.consumers.iter().find(|storage| storage.consumer == consumer)?;
+    u64::try_from(found.bytes_per_day).ok()
+}
+
 /// Returns the measurement of a database, of at most a minute ago. One that takes too long goes on
 /// without the request.
 async fn measured(

@@ -42,6 +42,10 @@ pub struct TenantLimitsBody {
     /// budget. Above it there is an alert, and messages go on.
     #[serde(default)]
     pub storage_budget_bytes: Option<u64>,
+    /// Longest retention class that tokens of the tenant may choose for a new consumer: `7d`,
+    /// `30d`, `1y` or `permanent`; null for no bound.
+    #[serde(default)]
+    pub retention_max: Option<String>,
     /// Topics that tokens of the tenant may name in policies: whole names, or beginnings followed
     /// by `*`; null for `oncebox.<tenant>.*`. A token of a tenant may never name a pattern.
     #[serde(default)]
@@ -58,6 +62,7 @@ impl From<oncebox_model::TenantLimits> for TenantLimitsBody {
             deadline_ms_max,
             messages_per_second,
             storage_budget_bytes,
+            retention_max,
             topics_allowed,
         } = limits;
         Self {
@@ -68,6 +73,7 @@ impl From<oncebox_model::TenantLimits> for TenantLimitsBody {
             deadline_ms_max,
             messages_per_second,
             storage_budget_bytes,
+            retention_max: retention_max.map(|class| class.name().to_owned()),
             topics_allowed,
         }
     }

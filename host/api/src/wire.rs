@@ -31,6 +31,9 @@ pub use crate::{
         InboxStats, MessageHistoryBody,
     },
     migrations::{MigrationBody, NewMigrationBody},
+    readiness::{
+        BaselinePartBody, FactAnswerBody, ReadinessBody, ReadinessFactBody, ReadinessPartBody,
+    },
     retention::{
         DuePartitionBody, ForgottenBody, RemovalBody, RetentionBegunBody, RetentionBody,
         RetentionDatabaseBody, RetentionFailureBody, RetentionRunBody, TimePartitionBody,
@@ -41,9 +44,11 @@ pub use crate::{
         BudgetExcessBody, ConsumerStorageBody, StorageBody, StorageDatabaseBody,
         StoragePartitionBody, TenantStorageBody,
     },
+    stores::{NewStore, StoreBody},
     tenant_changes::{Nothing, TenantDeletion, TenantLimitsBody, TenantRemovalBody},
     tenants::{NewTenant, TenantBody},
     tokens::{NewTokenBody, Role, TokenBody, TokenCreated},
+    verifications::{NewVerificationBody, VerificationBody},
     versions::{ChangeBody, VersionBody, VersionDiff},
     whoami::Whoami,
 };

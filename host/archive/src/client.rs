@@ -3,6 +3,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     path::Path,
     pin::Pin,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -11,7 +12,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Limited};
 use hyper::{
     HeaderMap, Method, Uri,
     body::{Body, Frame, SizeHint},
@@ -29,12 +30,12 @@ use object_store::{
 use openssl::ssl::{SslConnector, SslMethod};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
+    net::{TcpStream, lookup_host},
     time::{Instant, Sleep, sleep, timeout},
 };
 use tokio_openssl::SslStream;
 
-use crate::ArchiveError;
+use crate::{ArchiveError, network::is_public};
 
 /// Longest wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -43,6 +44,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes a second of the slowest line over which a file is written.
 const SLOWEST: u64 = 128 << 10;
+/// Most bytes of the body of an answer that is an error.
+const ERROR_BYTES_MAX: usize = 64 << 10;
 /// Most connections that are kept.
 const KEPT_MAX: usize = 32;
 
@@ -56,10 +59,13 @@ type Sender = SendRequest<HttpRequestBody>;
 #[derive(Debug)]
 pub(crate) struct Connector {
     tls: SslConnector,
+    stall: Duration,
+    allows_private: bool,
 }
 
 impl Connector {
-    /// Prepares TLS that trusts the system's authorities and those of a file.
+    /// Prepares TLS that trusts the system's authorities and those of a file. Its clients connect
+    /// to any address.
     pub(crate) fn new(ca_file: Option<&Path>) -> Result<Self, ArchiveError> {
         let failed = |error| {
             ArchiveError::Settings(format!("failed to prepare TLS of the archive: {error}"))
@@ -73,13 +79,28 @@ impl Connector {
                 ))
             })?;
         }
-        Ok(Self { tls: builder.build() })
+        Ok(Self { tls: builder.build(), stall: ANSWER_TIMEOUT, allows_private: true })
+    }
+
+    /// Returns a connector whose clients wait this long for the next bytes.
+    pub(crate) fn stalling_after(self, stall: Duration) -> Self {
+        Self { stall, ..self }
+    }
+
+    /// Returns a connector whose clients connect to no address of a private network.
+    pub(crate) fn public_only(self) -> Self {
+        Self { allows_private: false, ..self }
     }
 }
 
 impl HttpConnector for Connector {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(Client { tls: self.tls.clone(), kept: Mutex::default() }))
+        Ok(HttpClient::new(Client {
+            tls: self.tls.clone(),
+            stall: self.stall,
+            allows_private: self.allows_private,
+            kept: Mutex::default(),
+        }))
     }
 }
 
@@ -87,6 +108,10 @@ impl HttpConnector for Connector {
 #[derive(Debug)]
 struct Client {
     tls: SslConnector,
+    /// Longest wait for the head of an answer, and for the next bytes of its body.
+    stall: Duration,
+    /// Whether it connects to addresses of a private network.
+    allows_private: bool,
     kept: Mutex<Vec<(Target, Sender)>>,
 }
 
@@ -102,7 +127,7 @@ struct Target {
 impl HttpService for Client {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let bytes = request.body().content_length() as u64;
-        match timeout(longest(bytes), self.exchange(request)).await {
+        match timeout(self.stall + sending(bytes), self.exchange(request)).await {
             Ok(answer) => answer,
             Err(_) => Err(late()),
         }
@@ -125,7 +150,17 @@ impl Client {
             return Err(HttpError::new(HttpErrorKind::Unknown, io::Error::other(LEAVES_VERSION)));
         }
         let broken = |error: hyper::Error| HttpError::new(HttpErrorKind::Interrupted, error);
-        Ok(answer.map(|body| HttpResponseBody::new(Steady::new(body.map_err(broken)))))
+        let steady = |body: hyper::body::Incoming| Steady::new(body.map_err(broken), self.stall);
+        if answer.status().is_success() {
+            return Ok(answer.map(|body| HttpResponseBody::new(steady(body))));
+        }
+        // The body of an error is collected, and may be without an end.
+        Ok(answer.map(|body| {
+            let body = Limited::new(steady(body), ERROR_BYTES_MAX);
+            HttpResponseBody::new(body.map_err(|error| {
+                HttpError::new(HttpErrorKind::Interrupted, io::Error::other(error))
+            }))
+        }))
     }
 
     fn kept(&self) -> MutexGuard<'_, Vec<(Target, Sender)>> {
@@ -148,9 +183,23 @@ impl Client {
         }
     }
 
+    /// Connects to one of the addresses of a server that are allowed. The address that was judged
+    /// is the one that is used.
+    async fn connect(&self, target: &Target) -> io::Result<TcpStream> {
+        let found = lookup_host((target.host.as_str(), target.port)).await?;
+        let is_allowed = |address: &SocketAddr| self.allows_private || is_public(address.ip());
+        let allowed: Vec<_> = found.filter(is_allowed).collect();
+        if allowed.is_empty() {
+            return Err(io::Error::other(format!(
+                "`{}` has no address outside of private networks, and those are not allowed for it",
+                target.host
+            )));
+        }
+        TcpStream::connect(&allowed[..]).await
+    }
+
     async fn open(&self, target: &Target) -> Result<Sender, HttpError> {
-        let connecting = TcpStream::connect((target.host.as_str(), target.port));
-        let stream = timeout(CONNECT_TIMEOUT, connecting).await.map_err(|_| late())?;
+        let stream = timeout(CONNECT_TIMEOUT, self.connect(target)).await.map_err(|_| late())?;
         let stream = stream.map_err(unreachable)?;
         let _ = stream.set_nodelay(true); // only faster
         if !target.is_tls {
@@ -173,20 +222,27 @@ fn leaves_version(headers: &HeaderMap) -> bool {
     headers.get("x-amz-delete-marker").is_some_and(|value| value == "true")
 }
 
-/// Returns the longest wait for the answer to a request with a body of so many bytes.
+/// Returns the longest wait of the archive for the answer to a request with a body of so many
+/// bytes.
 pub(crate) fn longest(bytes: u64) -> Duration {
-    ANSWER_TIMEOUT + Duration::from_secs(bytes / SLOWEST)
+    ANSWER_TIMEOUT + sending(bytes)
+}
+
+/// Returns the longest time in which so many bytes are sent.
+fn sending(bytes: u64) -> Duration {
+    Duration::from_secs(bytes / SLOWEST)
 }
 
 /// The body of an answer, which ends with an error where no bytes come for too long.
 struct Steady<B> {
     body: B,
+    stall: Duration,
     patience: Pin<Box<Sleep>>,
 }
 
 impl<B> Steady<B> {
-    fn new(body: B) -> Self {
-        Self { body, patience: Box::pin(sleep(ANSWER_TIMEOUT)) }
+    fn new(body: B, stall: Duration) -> Self {
+        Self { body, stall, patience: Box::pin(sleep(stall)) }
     }
 }
 
@@ -199,7 +255,8 @@ impl<B: Body<Error = HttpError> + Unpin> Body for Steady<B> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
-            self.patience.as_mut().reset(Instant::now() + ANSWER_TIMEOUT);
+            let stall = self.stall;
+            self.patience.as_mut().reset(Instant::now() + stall);
             return Poll::Ready(frame);
         }
         match self.patience.as_mut().poll(context) {

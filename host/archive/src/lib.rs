@@ -1,5 +1,6 @@
 //! The archive: messages of the inbox as Parquet files, in a folder or on storage that speaks S3.
-//! It knows neither the tables of the inbox nor any other crate of the host.
+//! The same client reads the objects that messages refer to. The crate knows neither the tables of
+//! the inbox nor any other crate of the host.
 //!
 //! A file holds messages of one consumer in row groups of at most [`GROUP_ROWS_MAX`] messages. Of
 //! the column `message_id` each group has the lowest and the highest value, and a bloom filter. So
@@ -24,12 +25,18 @@ mod file;
 mod lookup;
 // The place of an archive, as the settings name it.
 mod options;
+// Addresses that are not those of a private network.
+mod network;
 // HTTP for storage that speaks S3.
 mod client;
 // Signatures of its requests.
 mod signing;
+// A bucket, by that client.
+mod bucket;
 // The storage, whichever it is.
 mod store;
+// Objects that others put into a bucket.
+mod object;
 
 pub use digests::Footer;
 pub use error::ArchiveError;
@@ -37,6 +44,7 @@ pub use file::{
     FILE_BYTES_MAX, FILE_ROWS_MAX, FileReader, FileWriter, GROUP_ROWS_MAX, WrittenFile,
 };
 pub use message::ArchivedMessage;
+pub use object::{ObjectError, ObjectOptions, ObjectReader, OpenObject};
 pub use options::ArchiveOptions;
 pub use store::{ArchiveStore, RewriteMemory};
 

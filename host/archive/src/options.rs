@@ -54,9 +54,7 @@ impl ArchiveOptions {
             ));
         };
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-        let is_of_bucket =
-            |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || ".-".contains(c);
-        if !(3..=63).contains(&bucket.len()) || !bucket.chars().all(is_of_bucket) {
+        if !is_bucket(bucket) {
             return Err(self.unusable(
                 "the name of a bucket has 3 to 63 of `a` to `z`, `0` to `9`, `.` and `-`",
             ));
@@ -73,33 +71,55 @@ impl ArchiveOptions {
     }
 
     fn check_endpoint(&self) -> Result<(), ArchiveError> {
-        if self.endpoint.is_empty() {
-            return Ok(());
-        }
-        // The text does not repeat the value, which may hold a password.
-        let wrong = || {
-            settings(
-                "`archive.endpoint` is no URL of a server; it looks like \
-                    `https://s3.example:9000`, without user and password",
-            )
-        };
-        let uri: Uri = self.endpoint.parse().map_err(|_| wrong())?;
-        let host = uri.host().unwrap_or_default();
-        let is_whole = !host.is_empty() && uri.query().is_none() && !self.endpoint.contains('@');
-        match uri.scheme_str() {
-            Some("https") if is_whole => Ok(()),
-            Some("http") if is_whole && (self.allow_http || is_loopback(host)) => Ok(()),
-            Some("http") if is_whole => Err(settings(
-                "`archive.endpoint` has no TLS, and messages would cross the network in the clear; \
-                    use https, or allow it with `archive.allow_http`",
-            )),
-            _ => Err(wrong()),
-        }
+        check_endpoint(&self.endpoint, self.allow_http).map_err(|fault| {
+            // The text does not repeat the value, which may hold a password.
+            settings(match fault {
+                EndpointFault::NoServer => {
+                    "`archive.endpoint` is no URL of a server; it looks like \
+                        `https://s3.example:9000`, without user and password"
+                }
+                EndpointFault::InTheClear => {
+                    "`archive.endpoint` has no TLS, and messages would cross the network in the \
+                        clear; use https, or allow it with `archive.allow_http`"
+                }
+            })
+        })
     }
 
     fn unusable(&self, why: &str) -> ArchiveError {
         ArchiveError::Settings(format!("`{}` is no location of an archive; {why}", self.location))
     }
+}
+
+/// The fault of an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EndpointFault {
+    /// It is no URL of a server, or has more than that.
+    NoServer,
+    /// It is on another machine, has no TLS, and that is not allowed.
+    InTheClear,
+}
+
+/// Checks the URL of a server; an empty one stands for that of AWS.
+pub(crate) fn check_endpoint(endpoint: &str, allow_http: bool) -> Result<(), EndpointFault> {
+    if endpoint.is_empty() {
+        return Ok(());
+    }
+    let uri: Uri = endpoint.parse().map_err(|_| EndpointFault::NoServer)?;
+    let host = uri.host().unwrap_or_default();
+    let is_whole = !host.is_empty() && uri.query().is_none() && !endpoint.contains('@');
+    match uri.scheme_str() {
+        Some("https") if is_whole => Ok(()),
+        Some("http") if is_whole && (allow_http || is_loopback(host)) => Ok(()),
+        Some("http") if is_whole => Err(EndpointFault::InTheClear),
+        _ => Err(EndpointFault::NoServer),
+    }
+}
+
+/// Returns whether a text can be the name of a bucket.
+pub(crate) fn is_bucket(text: &str) -> bool {
+    let is_of_bucket = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || ".-".contains(c);
+    (3..=63).contains(&text.len()) && text.chars().all(is_of_bucket)
 }
 
 fn settings(text: &str) -> ArchiveError {

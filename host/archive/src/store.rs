@@ -4,10 +4,8 @@ use std::{ffi::OsStr, io, ops::Range, path::PathBuf, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use object_store::{
-    GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutOptions, RetryConfig,
-    aws::{AmazonS3, AmazonS3Builder, Checksum},
-    local::LocalFileSystem,
-    path::Path,
+    GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutOptions, RetryConfig, aws::AmazonS3,
+    local::LocalFileSystem, path::Path,
 };
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -16,13 +14,13 @@ use tokio::{
 
 use crate::{
     ArchiveError,
+    bucket::BucketAccess,
     client::{Connector, longest},
     computed,
     digests::Footer,
     lookup::{FileParts, SearchStep},
     message::ArchivedMessage,
     options::{ArchiveLocation, ArchiveOptions},
-    signing::Signing,
 };
 
 /// Longest time for the reading of a file, whose length is not known before. A row group has some
@@ -240,26 +238,19 @@ impl ArchiveStore {
 }
 
 fn s3(options: &ArchiveOptions, bucket: &str) -> Result<AmazonS3, ArchiveError> {
-    let mut builder = AmazonS3Builder::new()
-        .with_bucket_name(bucket)
-        .with_region(&options.region)
-        .with_access_key_id(&options.access_key_id)
-        .with_secret_access_key(&options.secret_access_key)
-        .with_allow_http(true) // the endpoint was checked
-        .with_crypto_provider(Arc::new(Signing))
-        .with_http_connector(Connector::new(options.ca_file.as_deref())?)
-        // A bucket with a lock against deletion wants it.
-        .with_checksum_algorithm(Checksum::SHA256)
-        .with_disable_bulk_delete(true) // not every server has it
-        .with_retry(RetryConfig {
-            max_retries: RETRIES_MAX,
-            retry_timeout: RETRY_MAX,
-            ..RetryConfig::default()
-        });
-    if !options.endpoint.is_empty() {
-        builder = builder.with_endpoint(options.endpoint.trim_end_matches('/'));
-    }
-    builder.build().map_err(|error| ArchiveError::Settings(error.to_string()))
+    let access = BucketAccess {
+        bucket,
+        endpoint: &options.endpoint,
+        region: &options.region,
+        access_key_id: &options.access_key_id,
+        secret_access_key: &options.secret_access_key,
+    };
+    let retries = RetryConfig {
+        max_retries: RETRIES_MAX,
+        retry_timeout: RETRY_MAX,
+        ..RetryConfig::default()
+    };
+    access.open(Connector::new(options.ca_file.as_deref())?, retries)
 }
 
 /// Returns bytes as MiB of memory: at least one, and no more than there is.

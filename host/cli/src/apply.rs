@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use oncebox_devkit::{
     api::Api,
-    apply::{self, PlanLine, Sign},
+    apply::{self, Applied, PlanLine, Sign},
     output,
 };
 use serde_json::json;
@@ -43,7 +43,10 @@ pub(super) async fn run(api: &Api, args: ApplyArgs, as_json: bool) -> Result<()>
     let is_nothing = created + changed == 0;
     let is_asked = args.prompt && !is_nothing;
     if !args.dry_run && !is_nothing && (!is_asked || agrees()?) {
-        let deployed = apply::carry_out(api, &changes).await?;
+        let Applied { deployed, warnings } = apply::carry_out(api, &changes).await?;
+        if !as_json {
+            warnings.iter().for_each(|warning| println!("warning: {warning}"));
+        }
         for (slot, deployment) in &deployed {
             hosts::wait_quietly(api, slot, deployment, &args.waiting, as_json).await?;
         }

@@ -1,6 +1,7 @@
 //! `oncebox consumer …`
 
 mod change;
+mod readiness;
 mod seek;
 mod show;
 mod wait;
@@ -43,6 +44,8 @@ pub(super) enum ConsumerCommand {
     /// A consumer's policy
     #[command(subcommand)]
     Policy(ConsumerPolicyCommand),
+    /// Answer the seven parts of the baseline from facts; fails where one is not met
+    Readiness(readiness::ReadinessArgs),
     /// Stop a consumer: hosts finish the batches that they run
     Pause(Waited),
     /// Let a consumer run again
@@ -133,6 +136,7 @@ pub(super) async fn run(api: &Api, command: ConsumerCommand, json: bool) -> Resu
         ConsumerCommand::Policy(ConsumerPolicyCommand::Set(args)) => {
             change::set_policy(api, &args, json).await
         }
+        ConsumerCommand::Readiness(args) => readiness::run(api, &args, json).await,
         ConsumerCommand::Pause(of) => change::state(api, &of, "pause", wait::For::Rest, json).await,
         ConsumerCommand::Resume(of) => {
             change::state(api, &of, "resume", wait::For::Work, json).await

@@ -10,6 +10,7 @@ mod server;
 // The host.
 mod keys;
 // Authors of handlers.
+mod choose;
 mod new;
 mod dev;
 mod send;
@@ -83,6 +84,8 @@ enum Command {
     /// The master key
     #[command(subcommand)]
     Keys(keys::KeysCommand),
+    /// Say which pattern makes an effect safe to repeat, by questions about it
+    Choose(choose::ChooseArgs),
     /// Write a new handler's project: sources, build script, tables, messages
     New(new::NewArgs),
     /// Run a host with a PostgreSQL and a broker of its own
@@ -170,6 +173,7 @@ impl Command {
             Self::OfApi(_)
                 | Self::Component(_)
                 | Self::Policy(_)
+                | Self::Choose(_)
                 | Self::New(_)
                 | Self::Openapi
                 | Self::Completions(_)
@@ -248,6 +252,7 @@ async fn run(cli: Cli, arguments: Arguments) -> Result<()> {
             output::done(json, "the database is up to date")
         }
         Command::Keys(command) => keys::run(&ready(&config).await?, command, json).await,
+        Command::Choose(args) => choose::run(&args, json),
         Command::New(args) => new::run(args, json),
         Command::Dev(args) => {
             logs::start(&quiet(&config.log))?;

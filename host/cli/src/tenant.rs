@@ -3,6 +3,7 @@
 mod delete;
 mod limits;
 mod schema;
+mod store;
 
 use std::path::{Path, PathBuf};
 
@@ -41,6 +42,9 @@ pub(super) enum TenantCommand {
     /// The tables of a tenant: its own SQL migrations
     #[command(subcommand)]
     Schema(schema::SchemaCommand),
+    /// The stores that a tenant has access to, from which payloads are fetched
+    #[command(subcommand)]
+    Store(store::StoreCommand),
     /// Let all of a tenant's consumers rest, and refuse changes by its tokens
     Suspend {
         /// The tenant
@@ -74,6 +78,7 @@ pub(super) async fn run(api: &Api, command: TenantCommand, json: bool) -> Result
             show(&api.get(&path(&["tenants", &tenant])).await?, json)
         }
         TenantCommand::Schema(command) => schema::run(api, command, json).await,
+        TenantCommand::Store(command) => store::run(api, command, json).await,
         TenantCommand::Suspend { tenant } => {
             let done = change(api, &tenant, "suspend").await?;
             say(

@@ -1,5 +1,6 @@
 //! `oncebox version …`
 
+mod attest;
 mod diff;
 mod show;
 
@@ -57,6 +58,8 @@ pub(super) enum VersionCommand {
         #[command(flatten)]
         of: HandlerArgs,
     },
+    /// Store the outcome of `oncebox verify` with its version
+    Attest(attest::AttestArgs),
 }
 
 #[derive(Args)]
@@ -103,6 +106,7 @@ pub(super) async fn run(api: &Api, command: VersionCommand, json: bool) -> Resul
             diff::print(&diff, &live);
             Ok(())
         }
+        VersionCommand::Attest(args) => attest::run(api, &args, json).await,
     }
 }
 

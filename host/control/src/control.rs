@@ -10,6 +10,7 @@ use oncebox_model::{error::InboxError, tx::bounded};
 
 use crate::{
     database::{migration_bounds::MigrationBounds, reach, tenant_database::open::OpenDatabases},
+    stores::settings::Stores,
     tenants::keys::MasterKey,
 };
 
@@ -36,6 +37,8 @@ pub struct Control {
     pub(crate) migrations: MigrationBounds,
     /// Place to which messages go before their removal, where this process has one.
     pub(crate) archive_store: Option<ArchiveStore>,
+    /// Stores from which payloads are fetched, as this process knows them.
+    pub(crate) stores: Arc<Stores>,
 }
 
 impl Control {
@@ -51,6 +54,7 @@ impl Control {
             tenant_databases: Arc::default(),
             migrations,
             archive_store: None,
+            stores: Arc::default(),
         }
     }
 
@@ -62,6 +66,11 @@ impl Control {
     /// Returns this access with a place to which messages go before their removal.
     pub fn archiving_at(self, store: ArchiveStore) -> Self {
         Self { archive_store: Some(store), ..self }
+    }
+
+    /// Returns this access with the stores from which payloads are fetched.
+    pub fn fetching_from(self, stores: Stores) -> Self {
+        Self { stores: Arc::new(stores), ..self }
     }
 
     /// Returns this access for requests from outside, with connections of their own. However many

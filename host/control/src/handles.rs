@@ -59,6 +59,10 @@ pub struct Archive<'a>(pub(crate) &'a Control);
 #[derive(Clone, Copy)]
 pub struct Storage<'a>(pub(crate) &'a Control);
 
+/// Gives tenants access to stores, and fetches payloads from there.
+#[derive(Clone, Copy)]
+pub struct TenantStores<'a>(pub(crate) &'a Control);
+
 /// Erases what the inbox holds of the payloads of a data subject.
 #[derive(Clone, Copy)]
 pub struct Erasures<'a>(pub(crate) &'a Control);
@@ -136,6 +140,11 @@ impl Control {
     /// Returns the handle of the size of inboxes.
     pub fn storage(&self) -> Storage<'_> {
         Storage(self)
+    }
+
+    /// Returns the handle of tenants' stores.
+    pub fn tenant_stores(&self) -> TenantStores<'_> {
+        TenantStores(self)
     }
 
     /// Returns the handle of erasures.

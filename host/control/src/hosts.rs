@@ -165,6 +165,18 @@ impl Hosts<'_> {
         Ok(seen.rows_affected() > 0)
     }
 
+    /// Records that a host has answered a request for its metrics.
+    ///
+    /// # Errors
+    /// An error of the host's database.
+    pub async fn report_scrape(&self, host_id: i64) -> Result<(), InboxError> {
+        sqlx::query("UPDATE oncebox.host SET scraped_at = now() WHERE host_id = $1")
+            .bind(host_id)
+            .execute(&self.0.pool)
+            .await?;
+        Ok(())
+    }
+
     /// Deletes the row of a host that ends, with its marks of consumer starts.
     ///
     /// # Errors

@@ -30,10 +30,14 @@ mod retention;
 mod archive;
 // The size of inboxes, by consumer, and their size to come.
 mod storage;
+// Stores from which payloads are fetched, and tenants' access to them.
+mod stores;
 // The erasure of the payloads of a data subject.
 mod erasure;
 // Checks on the live database that tenants are kept apart.
 mod doctor;
+// The parts of the baseline that a consumer meets.
+mod readiness;
 
 pub use archive::{
     ArchiveMark,
@@ -66,13 +70,14 @@ pub use deployments::{
     deploy::{CHANNEL, limits},
     rollback::Rollback,
     shadow_report::{ShadowDifference, ShadowReport, ShadowSkipped, ShadowSum},
+    verification::{NewVerification, Verification},
     version::{HandlerRow, NewVersion, Version},
 };
 pub use doctor::{Finding, HostLimits, Severity};
 pub use erasure::{ErasedCount, ErasureProgress, ErasureProof, ErasureRequest, ErasureTarget};
 pub use handles::{
     Archive, Audit, Consumers, Deployments, Doctor, Erasures, Hosts, Messages, Reconciliation,
-    Retention, Shadows, Storage, TenantDatabases, Tenants, Tokens, Versions,
+    Retention, Shadows, Storage, TenantDatabases, TenantStores, Tenants, Tokens, Versions,
 };
 pub use hosts::{
     ConsumerStatus, Duplicates, Host, HostConsumerStatus, HostProgress, Progress, RunState,
@@ -87,12 +92,20 @@ pub use messages::{
     list::{InboxDetail, InboxRow},
     next_step::NextStep,
 };
-pub use oncebox_archive::{ArchiveError, ArchiveOptions, ArchiveStore};
+pub use oncebox_archive::{ArchiveError, ArchiveOptions, ArchiveStore, ObjectReader};
+pub use readiness::{
+    BaselinePart, DesiredRun, FactAnswer, InboxScan, LiveHost, LiveVersion, ReadinessFact,
+    ReadinessFacts, ReadinessInput, ReadinessPart, SeenMessages, unmet_by_policy,
+};
 pub use retention::{
     Forgotten, InboxDatabase, OtherProcess, Removal, RetentionBacklog, RetentionFailure,
     RetentionReport, RetentionResult, RetentionRun, TimePartition,
 };
 pub use storage::{BudgetExcess, ConsumerStorage, StorageReport, TenantStorage};
+pub use stores::{
+    access::{NewTenantStore, TenantStore},
+    settings::{FetchLimits, StoreSettings, Stores},
+};
 pub use tenants::{
     Tenant, credentials::Credentials, delete::TenantRemoval, keys::MasterKey, rotation::KeyRotation,
 };

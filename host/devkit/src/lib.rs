@@ -10,6 +10,8 @@ pub mod terminal;
 pub mod output;
 // The client of the API.
 pub mod api;
+// The choice of a pattern for an effect.
+pub mod choose;
 // A tenant's migrations as files.
 pub mod migration;
 // Policies as files.

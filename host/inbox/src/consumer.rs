@@ -11,6 +11,7 @@ use oncebox_model::{
     handler::{Handler, Handlers},
     message::Message,
     policy::{PastHorizon, Policy, Schemas},
+    reference::ReferenceFetcher,
     status::BreakerState,
 };
 use oncebox_registry::Decoder;
@@ -62,6 +63,8 @@ pub struct ConsumerInbox {
     stale: OnceLock<Arc<Notify>>,
     /// Decoder of payloads that come in the wire format of a schema registry; unset otherwise.
     pub(crate) decoder: OnceLock<Decoder>,
+    /// Fetcher of payloads that messages refer to; unset where none is fetched.
+    pub(crate) fetcher: OnceLock<Arc<dyn ReferenceFetcher>>,
     /// Longest call of a handler that the host allows, whatever the policy says.
     deadline_max: Option<Duration>,
     /// Event types with metrics of their own, of which a producer can invent any number; bounded by
@@ -141,6 +144,7 @@ impl ConsumerInbox {
             schemas,
             stale: OnceLock::new(),
             decoder: OnceLock::new(),
+            fetcher: OnceLock::new(),
             deadline_max,
             event_types: Mutex::default(),
             duplicates: Arc::default(),

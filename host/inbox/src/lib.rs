@@ -8,6 +8,8 @@
 mod consumer;
 // Its metrics and logs.
 mod metrics;
+// Payloads that messages refer to.
+mod reference;
 // The records of one partition, and their way to a run or a parked row.
 mod partition;
 // Permission to begin a transaction, and the number of its messages.

@@ -6,6 +6,7 @@ use oncebox_model::{
     Reason,
     message::Message,
     outcome::{Disposition, Failure},
+    reference::{FetchError, FetchedPayload},
 };
 
 use crate::{
@@ -109,6 +110,26 @@ impl ConsumerInbox {
         metrics::histogram!("oncebox_run_duration_seconds", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
             "event_type" => self.label(&message.event_type))
         .record(took);
+    }
+
+    /// Counts a fetch of a payload by its outcome, with its bytes and its duration. One that found
+    /// no memory is made again, and counted then.
+    pub(crate) fn count_fetch(&self, fetched: &Result<FetchedPayload, FetchError>, took: Duration) {
+        let outcome = match fetched {
+            Ok(payload) => {
+                metrics::counter!("oncebox_reference_bytes_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone())
+                    .increment(payload.len() as u64);
+                "fetched"
+            }
+            Err(FetchError::Reference(error)) => error.fault.reason().as_str(),
+            Err(FetchError::Host(_)) => "host_fault",
+            Err(FetchError::NoMemory) => return,
+        };
+        metrics::counter!("oncebox_reference_fetches_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
+            "outcome" => outcome)
+        .increment(1);
+        metrics::histogram!("oncebox_reference_fetch_duration_seconds", "tenant" => self.tenant.clone(), "consumer" => self.name.clone())
+            .record(took);
     }
 
     /// Counts a message by the disposition that its run, or its parking, gave it.

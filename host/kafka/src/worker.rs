@@ -145,7 +145,7 @@ impl PartitionWorker {
             let is_ready = tokio::select! {
                 biased;
                 () = self.stop.requested.cancelled() => false,
-                () = inbox.ready(offered) => true,
+                () = inbox.ready(&self.pending[..offered]) => true,
             };
             if !is_ready {
                 return Ok(());

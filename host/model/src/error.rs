@@ -123,6 +123,13 @@ pub enum InboxError {
             later"
     )]
     SchemaTimeout,
+    /// Store from which this host cannot fetch the payload of any message.
+    #[error("{0}")]
+    StoreNotOpened(String),
+    /// Payload that is still to be fetched: the messages are offered again at once, and fetched
+    /// before.
+    #[error("the payload of a message is still to be fetched")]
+    PayloadNotAtHand,
     /// Statement of the host that PostgreSQL refused.
     #[error("the database refused a statement of the host: {}", plain(.0))]
     Refused(#[source] sqlx::Error),
@@ -234,6 +241,7 @@ impl InboxError {
                 Some(*retry_after)
             }
             Self::Stopped { .. } => Some(STOPPED),
+            Self::PayloadNotAtHand => Some(Duration::ZERO),
             _ => None,
         }
     }

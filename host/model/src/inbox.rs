@@ -25,10 +25,10 @@ pub trait Inbox: Send + Sync + 'static {
 
 /// The inbox of one assigned partition.
 pub trait PartitionInbox: Send {
-    /// Waits until [`PartitionInbox::process`] may begin at once with up to `_records` records, on
-    /// a host that several consumers share. The worker drops the future when the partition is given
-    /// up.
-    fn ready(&mut self, _records: usize) -> BoxFuture<'_, ()> {
+    /// Waits until [`PartitionInbox::process`] may begin at once with records from the front of
+    /// `_records`, on a host that several consumers share, and until the payloads that they refer
+    /// to are at hand. The worker drops the future when the partition is given up.
+    fn ready<'a>(&'a mut self, _records: &'a [Record]) -> BoxFuture<'a, ()> {
         Box::pin(std::future::ready(()))
     }
 

@@ -15,8 +15,12 @@ pub mod headers;
 pub mod identity;
 // The instructions of a consumer.
 pub mod policy;
+// Payloads that stand elsewhere, and that the host fetches.
+pub mod reference;
 // Versions of events, and ranges of them.
 pub mod event_versions;
+// The interfaces that a component may import.
+pub mod contract;
 // The interface between the inbox and the handlers.
 pub mod handler;
 // The interface between a Kafka consumer and the inbox.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{payload_key::PayloadKey, record::Record};
+use crate::{payload_key::PayloadKey, record::Record, reference::FetchedPayload};
 
 /// A decoded message: a record whose identity and event type are known.
 #[derive(Debug, Clone)]
@@ -19,6 +19,9 @@ pub struct Message {
     pub ordering_key: Option<Vec<u8>>,
     /// The payload as JSON, where it came in the wire format of a schema registry.
     pub decoded: Option<Arc<[u8]>>,
+    /// The payload that the host fetched by the message's reference; none where it fetched none.
+    /// No row keeps it.
+    pub fetched: Option<FetchedPayload>,
     /// Version of the aggregate that the message creates, where the policy names a source. None for
     /// a message that is run again: its row holds the version.
     pub sequence: Option<i64>,
@@ -26,7 +29,8 @@ pub struct Message {
     pub content_type: Option<String>,
     /// W3C `traceparent` of the record.
     pub trace_parent: Option<String>,
-    /// Hash of the payload under the tenant's key; none for a tombstone.
+    /// Hash of the payload under the tenant's key, with the reference where a header has it; none
+    /// for a tombstone without a reference.
     pub payload_hash: Option<[u8; 32]>,
     /// The record of the message. In structured mode of CloudEvents its payload is the event's
     /// `data`, and the attributes stand among the headers, as in binary mode.
@@ -47,14 +51,21 @@ impl Message {
             content_type: None,
             trace_parent: None,
             decoded: None,
+            fetched: None,
             payload_hash: record.payload.as_deref().map(|payload| key.hash(payload)),
             record: record.clone(),
         }
     }
 
-    /// Returns the body that handlers get and that JSON pointers look into: the decoded payload
-    /// where there is one, else the payload itself.
+    /// Returns the body that handlers get and that schemas check: the fetched payload where there
+    /// is one, else the body that the message carries.
     pub fn body(&self) -> Option<&[u8]> {
+        self.fetched.as_deref().or(self.carried())
+    }
+
+    /// Returns the body that the message carries, which JSON pointers look into: the decoded
+    /// payload where there is one, else the payload itself.
+    pub fn carried(&self) -> Option<&[u8]> {
         self.decoded.as_deref().or(self.record.payload.as_deref())
     }
 }

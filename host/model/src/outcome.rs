@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use crate::status::{MessageStatus, Reason};
+use crate::{
+    reference::ReferenceFault,
+    status::{MessageStatus, Reason},
+};
 
 /// The disposition of a message that ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,6 +102,8 @@ pub enum FailureKind {
     NoRoute,
     /// The payload does not match its schema.
     Schema,
+    /// The payload that the message refers to was not fetched, so that no handler ran.
+    Reference(ReferenceFault),
 }
 
 impl FailureKind {
@@ -139,6 +144,7 @@ impl From<&FailureKind> for Reason {
             FailureKind::Crashed => Self::Crashed,
             FailureKind::NoRoute => Self::NoRoute,
             FailureKind::Schema => Self::Schema,
+            FailureKind::Reference(fault) => fault.reason(),
         }
     }
 }

@@ -18,6 +18,14 @@ impl PayloadKey {
     pub fn hash(&self, payload: &[u8]) -> [u8; 32] {
         self.0.clone().chain_update(payload).finalize().into_bytes().into()
     }
+
+    /// Computes the hash of a payload together with the reference in a header of its message, so
+    /// that another reference is another payload. No text has the separator's byte.
+    pub fn hash_with_reference(&self, payload: &[u8], reference: &[u8]) -> [u8; 32] {
+        const SEPARATOR: [u8; 1] = [0xff];
+        let hash = self.0.clone().chain_update(payload).chain_update(SEPARATOR);
+        hash.chain_update(reference).finalize().into_bytes().into()
+    }
 }
 
 impl std::fmt::Debug for PayloadKey {
@@ -42,6 +50,8 @@ mod tests {
         assert_ne!(one.hash(payload), other.hash(payload));
         assert_ne!(one.hash(payload), one.hash(b""));
         assert_ne!(one.hash(payload), <[u8; 32]>::from(Sha256::digest(payload)));
+        let by = |reference: &[u8]| one.hash_with_reference(payload, reference);
+        assert!(by(b"s3://b/1") != by(b"s3://b/2") && by(b"") != one.hash(payload));
         assert_eq!(format!("{one:?}"), "PayloadKey(…)");
     }
 

@@ -43,11 +43,7 @@ impl Record {
     /// Returns the position: topic, topic id where there is one, partition and offset. Without the
     /// topic id, a topic that is deleted and created again would be taken for its predecessor.
     pub fn position(&self) -> String {
-        let Self { topic, partition, offset, .. } = self;
-        match &self.topic_id {
-            Some(id) => format!("{topic}:{id}:{partition}:{offset}"),
-            None => format!("{topic}:{partition}:{offset}"),
-        }
+        position(&self.topic, self.topic_id.as_deref(), self.partition, self.offset)
     }
 
     /// Returns the last value of a header, compared without regard to case.
@@ -58,4 +54,18 @@ impl Record {
             .find(|(n, _)| n.eq_ignore_ascii_case(name))
             .map(|(_, value)| value.as_slice())
     }
+}
+
+fn position(topic: &str, topic_id: Option<&str>, partition: i32, offset: i64) -> String {
+    match topic_id {
+        Some(id) => format!("{topic}:{id}:{partition}:{offset}"),
+        None => format!("{topic}:{partition}:{offset}"),
+    }
+}
+
+/// Returns whether a text is the position of the record at this place, with any topic id or none.
+pub(crate) fn is_position(text: &str, topic: &str, partition: i32, offset: i64) -> bool {
+    // Neither topics nor topic ids have colons.
+    let topic_id = text.split(':').nth(1);
+    [None, topic_id].iter().any(|id| position(topic, *id, partition, offset) == text)
 }

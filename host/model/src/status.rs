@@ -174,6 +174,16 @@ pub enum Reason {
     TooLarge,
     /// The payload violates its schema.
     Schema,
+    /// The reference to the payload cannot be read.
+    ReferenceMalformed,
+    /// The tenant may not have what the reference names.
+    ReferenceNotAllowed,
+    /// The store has no object where the reference points.
+    ReferenceMissing,
+    /// The object has more bytes than the policy allows.
+    ReferenceTooLarge,
+    /// The store did not deliver the object.
+    ReferenceUnavailable,
     /// The record is older than the inbox remembers.
     Horizon,
     /// Versions of the aggregate before the message's own are missing.
@@ -214,13 +224,18 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 29] = [
         Self::Undecodable,
         Self::Unclaimable,
         Self::Collision,
         Self::NoRoute,
         Self::TooLarge,
         Self::Schema,
+        Self::ReferenceMalformed,
+        Self::ReferenceNotAllowed,
+        Self::ReferenceMissing,
+        Self::ReferenceTooLarge,
+        Self::ReferenceUnavailable,
         Self::Horizon,
         Self::Gap,
         Self::GapOverdue,
@@ -250,6 +265,11 @@ impl Reason {
             Self::NoRoute => "no_route",
             Self::TooLarge => "too_large",
             Self::Schema => "schema",
+            Self::ReferenceMalformed => "reference_malformed",
+            Self::ReferenceNotAllowed => "reference_not_allowed",
+            Self::ReferenceMissing => "reference_missing",
+            Self::ReferenceTooLarge => "reference_too_large",
+            Self::ReferenceUnavailable => "reference_unavailable",
             Self::Horizon => "horizon",
             Self::Gap => "gap",
             Self::GapOverdue => "gap_overdue",

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     error::InboxError,
-    policy::{is_pattern, topic_fault},
+    policy::{Retention, is_pattern, topic_fault},
 };
 
 /// The limits that each host applies to a tenant, over all of its consumers. Over a limit messages
@@ -31,6 +31,9 @@ pub struct TenantLimits {
     /// Bytes that the tenant's inbox is meant to take at most, now and in 30 days; none for no
     /// budget. Above it there is an alert, and messages go on.
     pub storage_budget_bytes: Option<u64>,
+    /// Longest retention class that tokens of the tenant may choose for a new consumer, also by a
+    /// raise; none for no bound. The operator of the host is not bound by it.
+    pub retention_max: Option<Retention>,
     /// Topics that tokens of the tenant may name in policies: whole names, or beginnings followed
     /// by `*`; none for `oncebox.<tenant>.*`. The operator of the host is not bound by it.
     pub topics_allowed: Option<Vec<String>>,
@@ -67,6 +70,7 @@ impl Default for TenantLimits {
             deadline_ms_max: None,
             messages_per_second: None,
             storage_budget_bytes: None,
+            retention_max: None,
             topics_allowed: None,
         }
     }
@@ -113,7 +117,18 @@ fn is_topic_part(text: &str) -> bool {
 /// Maximum number of entries of `topics_allowed`.
 const TOPICS_MAX: usize = 1_000;
 
+/// Names of the limits that are no numbers.
+const NOT_NUMBERS: [&str; 2] = ["retention_max", "topics_allowed"];
+
 fn problem(name: &str, value: &Value) -> Option<String> {
+    if name == "retention_max" {
+        let names = Retention::ALL.map(Retention::name);
+        let fits = value.is_null() || value.as_str().is_some_and(|text| names.contains(&text));
+        return (!fits).then(|| {
+            let names = names.map(|name| format!("`{name}`")).join(", ");
+            format!("`retention_max` is {:.200}; it must be {names}, or none", value.to_string())
+        });
+    }
     if name == "topics_allowed" {
         // A regular expression would say nothing of the topics that a policy names.
         let is_beginning = |topic: &str| {
@@ -134,7 +149,7 @@ fn problem(name: &str, value: &Value) -> Option<String> {
             .then(|| format!("`topics_allowed` is {:.200}; {wanted}", value.to_string()));
     }
     let Some((_, min, max, can_be_none)) = BOUNDS.iter().find(|(known, ..)| *known == name) else {
-        let known = BOUNDS.iter().map(|(known, ..)| *known).chain(["topics_allowed"]);
+        let known = BOUNDS.iter().map(|(known, ..)| *known).chain(NOT_NUMBERS);
         let known = known.map(|known| format!("`{known}`")).collect::<Vec<_>>().join(", ");
         return Some(format!("`{name}` is not a limit of a tenant; there are {known}"));
     };
@@ -168,6 +183,8 @@ mod tests {
             changed(json!({ "connections_max": null })).expect("limits"),
             TenantLimits::default()
         );
+        let limits = changed(json!({ "retention_max": "30d" })).expect("limits");
+        assert_eq!(limits.retention_max, Some(Retention::ThirtyDays));
         let limits = changed(json!({ "topics_allowed": ["acme.*", "shared"] })).expect("limits");
         let allowed = ["acme.orders", "shared", "acme", "shared.too", "^acme.*", "oncebox.t.a"]
             .map(|topic| limits.allows_topic("t", topic));
@@ -185,13 +202,15 @@ mod tests {
     #[test]
     fn every_problem_is_named() {
         let said = changed(
-            json!({ "weight": 0, "connections_max": "many", "memory_bytes_max": 4096, "cpu": 1 }),
+            json!({ "weight": 0, "connections_max": "many", "memory_bytes_max": 4096, "cpu": 1,
+                "retention_max": "40d" }),
         )
         .expect_err("problems");
         for part in [
             "`weight` is 0; it must be 1 to 10000",
             "`connections_max` is \"many\"; it must be 1 to 10000, or none",
             "`memory_bytes_max` is 4096; it must be 1048576",
+            "`retention_max` is \"40d\"; it must be `7d`, `30d`, `1y`, `permanent`, or none",
             "`cpu` is not a limit of a tenant; there are `weight`, ",
         ] {
             assert!(said.contains(part), "{said}");

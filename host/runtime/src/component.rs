@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use oncebox_model::contract::is_given;
 use wasmtime::{
     Engine,
     component::{Component, Linker, types::ComponentItem},
@@ -19,14 +20,6 @@ pub(crate) const SINGLE: &str = "oncebox:handler/incoming-handler@0.1.0";
 /// Interface of a component that takes the messages of a transaction together. A component that
 /// exports both interfaces runs by this one.
 pub(crate) const BATCH: &str = "oncebox:handler/incoming-batch-handler@0.1.0";
-
-/// Interfaces of the contract that a component may import, without their version.
-pub(crate) const CONTRACT: &[&str] = &["types", "context", "sql", "log", "config"];
-
-/// Parts of WASI 0.2 that are linked, because stock toolchains import them. They give access to
-/// nothing: no files, no sockets, no environment.
-const WASI: &[&str] =
-    &["wasi:io/", "wasi:cli/", "wasi:clocks/", "wasi:random/", "wasi:filesystem/", "wasi:sockets/"];
 
 /// A compiled and linked component. Clones share it.
 #[derive(Clone)]
@@ -160,15 +153,6 @@ fn check_export(engine: &Engine, component: &Component) -> Result<&'static str, 
         _ => handle.typecheck::<(types::Message,), (GuestAnswer,)>(&instance),
     };
     typechecked.map(|()| name).map_err(|error| wrong(one_line(&error)))
-}
-
-/// Returns whether handlers are given an interface of this name. The linker checks its type.
-pub(crate) fn is_given(import: &str) -> bool {
-    let (interface, version) = import.split_once('@').unwrap_or((import, ""));
-    let contract =
-        interface.strip_prefix("oncebox:handler/").is_some_and(|name| CONTRACT.contains(&name));
-    (contract && version.starts_with("0.1."))
-        || (WASI.iter().any(|name| interface.starts_with(name)) && version.starts_with("0.2."))
 }
 
 /// Returns whether two names are equal except for the patch version, which never changes a type.

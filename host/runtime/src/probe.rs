@@ -97,6 +97,7 @@ fn empty_message() -> Message {
         content_type: None,
         trace_parent: None,
         decoded: None,
+        fetched: None,
         payload_hash: None,
         record: Record {
             topic: "".into(),

@@ -82,6 +82,7 @@ fn message() -> Message {
         content_type: None,
         trace_parent: None,
         decoded: None,
+        fetched: None,
         payload_hash: None,
         record: Record {
             topic: Arc::from("orders"),

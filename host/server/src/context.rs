@@ -19,6 +19,7 @@ use crate::{
     consumer::{
         duplicates::Duplicates, horizon::Horizons, idle::IdleLimits, loader::Loader, starts::Starts,
     },
+    http::Scrapes,
     tenants::sessions::TenantSessions,
 };
 
@@ -54,6 +55,8 @@ pub(crate) struct HostContext {
     pub(crate) starting: Arc<Starts>,
     /// Duplicates that consumers refused, until they are reported.
     pub(crate) duplicates: Arc<Duplicates>,
+    /// Whether this host's metrics were read, until that is reported.
+    pub(crate) scrapes: Arc<Scrapes>,
     /// Checks that inboxes remember for longer than topics keep records.
     pub(crate) horizons: Arc<Horizons>,
     group_attempts: Mutex<HashMap<i32, u32>>,
@@ -67,6 +70,7 @@ impl HostContext {
         components: Compilations,
         kafka: BrokerAccess,
         decoder: Option<Decoder>,
+        scrapes: Arc<Scrapes>,
     ) -> Self {
         let owner = format!("{}/{}", hostname(), std::process::id());
         let loader = Loader::new(admin.clone(), components);
@@ -91,6 +95,7 @@ impl HostContext {
             starts: Semaphore::new(STARTS_MAX),
             changes: Semaphore::new(CHANGES_MAX),
             duplicates: Arc::default(),
+            scrapes,
             horizons: Horizons::new(Duration::from_millis(config.kafka.horizon_check_ms)),
             group_attempts: Mutex::default(),
         }

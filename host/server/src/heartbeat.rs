@@ -11,6 +11,7 @@ use crate::{
     compile::Compilations,
     consumer::{duplicates::Duplicates, starts::Starts},
     context::answered,
+    http::Scrapes,
 };
 
 /// Pause between two heartbeats of a host.
@@ -22,6 +23,7 @@ pub(crate) struct Heartbeat {
     components: Compilations,
     starting: Arc<Starts>,
     duplicates: Arc<Duplicates>,
+    scrapes: Arc<Scrapes>,
     name: String,
     host_id: Option<i64>,
     /// The task that writes the host's row. A caller that stops waiting in the middle must not
@@ -45,6 +47,7 @@ impl Heartbeat {
         components: Compilations,
         starting: Arc<Starts>,
         duplicates: Arc<Duplicates>,
+        scrapes: Arc<Scrapes>,
         name: String,
     ) -> Self {
         Self {
@@ -52,6 +55,7 @@ impl Heartbeat {
             components,
             starting,
             duplicates,
+            scrapes,
             name,
             host_id: None,
             row: None,
@@ -81,7 +85,17 @@ impl Heartbeat {
         self.beat_due = Instant::now() + BEAT;
         // Without an answer the counts are lost, as with an error.
         let _ = answered(self.duplicates.report(&self.admin).map(Ok)).await;
+        self.report_scrape().await;
         Ok(!is_known)
+    }
+
+    /// Reports that somebody asked for this host's metrics since the last heartbeat. A report that
+    /// is lost is made up for by the next scrape.
+    async fn report_scrape(&self) {
+        let Some(host_id) = self.host_id.filter(|_| self.scrapes.take()) else { return };
+        if let Err(error) = answered(self.admin.hosts().report_scrape(host_id)).await {
+            tracing::debug!(%error, "failed to report that the metrics were read");
+        }
     }
 
     /// Writes the host's row, or waits for the task that is writing it.

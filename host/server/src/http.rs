@@ -2,7 +2,10 @@
 
 use std::{
     net::SocketAddr,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -30,8 +33,25 @@ pub(crate) fn announce(to: &watch::Sender<Readiness>, readiness: Readiness) {
 /// Time after which a host whose loop has not come round counts as hung.
 const STALE: Duration = Duration::from_secs(30);
 
+/// Whether `/metrics` was asked for since this was last reported.
+#[derive(Default)]
+pub(crate) struct Scrapes(AtomicBool);
+
+impl Scrapes {
+    /// Notes an answer to `/metrics`.
+    pub(crate) fn note(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether there was an answer since the last call.
+    pub(crate) fn take(&self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
+    }
+}
+
 struct HttpState {
     metrics: PrometheusHandle,
+    scrapes: Arc<Scrapes>,
     readiness: watch::Receiver<Readiness>,
 }
 
@@ -67,6 +87,7 @@ const GRACE: Duration = Duration::from_secs(1);
 pub(crate) async fn serve(
     listener: TcpListener,
     metrics: PrometheusHandle,
+    scrapes: Arc<Scrapes>,
     readiness: watch::Receiver<Readiness>,
     stop: CancellationToken,
 ) {
@@ -77,18 +98,18 @@ pub(crate) async fn serve(
             upkeep.run_upkeep();
         }
     });
-    let shared = Arc::new(HttpState { metrics, readiness });
-    let router =
-        Router::new()
-            .route("/healthz", get(|| async { "ok\n" }))
-            .route("/readyz", get(ready))
-            .route(
-                "/metrics",
-                get(|State(shared): State<Arc<HttpState>>| async move {
-                    told(&shared.metrics.render())
-                }),
-            )
-            .with_state(shared);
+    let shared = Arc::new(HttpState { metrics, scrapes, readiness });
+    let router = Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route(
+            "/metrics",
+            get(|State(shared): State<Arc<HttpState>>| async move {
+                shared.scrapes.note();
+                told(&shared.metrics.render())
+            }),
+        )
+        .with_state(shared);
     oncebox_api::listen::serve_plain(listener, router, "metrics", stop, GRACE).await;
     kept.abort();
 }

@@ -54,6 +54,7 @@ impl Supervisor {
             host.loader.components().clone(),
             host.starting.clone(),
             host.duplicates.clone(),
+            host.scrapes.clone(),
             host.owner.clone(),
         );
         let (mut consumers, mut tasks) = (Consumers::default(), Tasks::new(host.clone(), drain));

@@ -55,8 +55,9 @@ pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()>
     let runtime = runtime(config)?;
     let decoder = config.schema_registry.decoder()?;
     let (readiness, ready) = watch::channel(Err("starting".to_owned()));
-    let http_stop = CancellationToken::new();
-    let http = tokio::spawn(http::serve(listener, metrics, ready, http_stop.clone()));
+    let (http_stop, scrapes) = (CancellationToken::new(), Arc::<http::Scrapes>::default());
+    let http =
+        tokio::spawn(http::serve(listener, metrics, scrapes.clone(), ready, http_stop.clone()));
     let whole = async {
         startup::wait(&readiness, || startup::database(config)).await?;
         startup::wait(&readiness, || startup::answered(brokers.clone(), &config.kafka.brokers))
@@ -87,7 +88,7 @@ pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()>
         API_GRACE,
     ));
     let deleting = tokio::spawn(deletion::carry_on(admin.clone()));
-    let host = HostContext::new(config, admin, components, kafka, decoder);
+    let host = HostContext::new(config, admin, components, kafka, decoder, scrapes);
     let removing = tokio::spawn(retention::keep(
         host.admin.acting_as(host.owner.clone()),
         config.retention.clone(),

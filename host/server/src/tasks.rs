@@ -221,6 +221,8 @@ async fn start_here(
     let sessions = host.sessions.of(host, &tenant)?;
     let schemas = policy.schemas.clone();
     let schemas = apart(move || Schemas::new(&schemas)).await?;
+    let reference = policy.reference.as_ref();
+    let fetcher = reference.map(|of| host.admin.tenant_stores().fetcher(&tenant, &of.store));
     let trial = host.starting.trial(consumer);
     if let Some(quarantine) = &consumer.quarantine {
         bail!(quarantine.text(&consumer.tenant, &consumer.name));
@@ -233,7 +235,7 @@ async fn start_here(
     ConsumerRuntime::start(
         host,
         consumer,
-        StartParts { routes, sessions, schemas, trial, mark },
+        StartParts { routes, sessions, schemas, fetcher, trial, mark },
         host.look.clone(),
         work,
     )

@@ -193,6 +193,7 @@ fn message(number: usize) -> Message {
         content_type: None,
         trace_parent: None,
         decoded: None,
+        fetched: None,
         payload_hash: None,
         record,
     }

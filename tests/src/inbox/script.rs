@@ -190,7 +190,7 @@ async fn perform(control: &ScriptControl, version: i32, tx: &Tx, run: &Run<'_>) 
     let backend = take_effect(tx, run, version).await?;
     control.ran(run, backend);
     let mut result = None;
-    let payload = run.message.record.payload.as_deref().unwrap_or_default();
+    let payload = run.message.body().unwrap_or_default();
     for line in String::from_utf8_lossy(payload).lines() {
         let in_trial = run.kind == DeliveryKind::Shadow;
         let line = match line.split_once(' ') {

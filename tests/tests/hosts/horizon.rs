@@ -1,7 +1,8 @@
 //! The proof that an inbox remembers for longer than brokers keep records, against real brokers.
 //! What could go wrong: a consumer is made although a redelivery would have its effect again, one is
-//! refused although nothing can run twice, a pattern hides the topic that is kept longest, or nobody
-//! hears of it when an operator of the brokers keeps a topic for longer.
+//! refused although nothing can run twice, a pattern hides the topic that is kept longest, nobody
+//! hears of it when an operator of the brokers keeps a topic for longer, or the memory of a new
+//! consumer is not raised where its owner wants that.
 
 use std::time::Duration;
 
@@ -11,11 +12,15 @@ use oncebox_tests::{
     program::{CommandOutput, WorkingDir},
     wait,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const HOUR: &str = "3600000";
 const WEEK: &str = "604800000";
 const RUN: &str = "replay = { past_horizon = 'run' }";
+const RAISE: &str = "replay = { horizon = 'raise' }";
+/// Number of entries of the audit log about a raise of the consumer whose name stands for `{name}`.
+const RAISES: &str = "SELECT count(*) FROM oncebox.audit WHERE action = 'consumer.raise' AND \
+    subject LIKE '%/{name}'";
 
 async fn fixture() -> Result<HostFixture> {
     HostFixture::with(Options { static_members: false, ..Options::default() }).await
@@ -141,6 +146,93 @@ async fn refused() -> Result<()> {
     Ok(())
 }
 
+/// What could go wrong: a raise is silent; a bound of the policy is passed over; an existing
+/// consumer passes since its policy says "raise", or its memory is raised after all; or a
+/// contradiction passes since its records would be parked.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_memory_that_is_too_short_is_raised_where_the_policy_says_so() {
+    raised().await.unwrap();
+}
+
+async fn raised() -> Result<()> {
+    const RAISED: &str = "warning: the memory is raised from `7d` to `30d` (`replay.horizon = \
+        \"raise\"`): `retention.ms` of topic";
+    const CLASS: &str = "SELECT retention_class::bigint FROM oncebox.consumer WHERE name = 'older'";
+    let fixture = fixture().await?;
+    let operator = Operator::of(&fixture)?;
+    let topic = operator.topic.clone();
+    let set = ["policy", "set", "--wait", "0", "--yes"];
+    let audited = async |name: &str| fixture.number(&RAISES.replace("{name}", name)).await;
+
+    keep(&fixture, HOUR).await?;
+    passes(&operator.create("older", "").await?, false)?;
+    keep(&fixture, WEEK).await?;
+    // A new consumer gets the class itself.
+    let said = operator.create("newer", RAISE).await?;
+    ensure!(said.code == Some(0) && said.stdout.contains(RAISED), "{said:?}");
+    let explained = operator.explain("newer").await?;
+    ensure!(explained["verdict"] == "holds" && explained["retention"] == "30d", "{explained}");
+    ensure!(explained["raise_to"].is_null() && explained["raise_bound"] == "1y", "{explained}");
+    ensure!(audited("newer").await? == 1);
+    let again = operator.with_policy(&set, "newer", &topic, RAISE).await?;
+    ensure!(again.code == Some(0) && again.stdout.contains("is that already"), "{again:?}");
+
+    // The class of an existing one stays, whatever its policy says.
+    let run = "replay = { horizon = 'raise', past_horizon = 'run' }";
+    let parts = ["`retention = \"30d\"` for a new consumer", "an existing one cannot be raised"];
+    // S1-047.
+    is_refused(&operator.with_policy(&set, "older", &topic, run).await?, &parts)?;
+    let said = operator.with_policy(&set, "older", &topic, RAISE).await?;
+    passes(&said, true)?;
+    ensure!(!said.stdout.contains("is raised"), "{said:?}");
+    let explained = operator.explain("older").await?;
+    ensure!(explained["verdict"] == "parked" && explained["retention"] == "7d", "{explained}");
+    ensure!(explained["raise_to"] == "30d", "{explained}");
+    let described = explained["raise"].as_str().unwrap_or_default();
+    ensure!(described.contains("would be raised from `7d` to `30d`"), "{explained}");
+    ensure!(audited("older").await? == 0 && fixture.number(CLASS).await? == 1);
+
+    // Factors that contradict what the brokers do, and a bound that does not suffice.
+    let bounded = "replay = { horizon = 'raise', raise_max = '7d' }";
+    let parts = ["needs a memory of 14 d", "`replay.raise_max` lets the memory be raised to `7d`"];
+    is_refused(&operator.create("bounded", bounded).await?, &parts)?;
+    for more in ["", RAISE] {
+        let legal = format!("{more}\nfactors = {{ legal_max_days = 10 }}");
+        let parts = [
+            "`factors.legal_max_days` contradicts the longest redelivery: it is 10",
+            "`retention.ms` of topic",
+        ];
+        // S1-046.
+        is_refused(&operator.create("legal", &legal).await?, &parts)?;
+        is_refused(&operator.with_policy(&set, "older", &topic, &legal).await?, &parts)?;
+    }
+    let factors = "retention = '30d'\nfactors = { replay_days = 9, legal_max_days = 50, \
+        budget_bytes = 1000000 }";
+    passes(&operator.create("factors", factors).await?, false)?;
+    let explained = operator.explain("factors").await?;
+    let inputs = explained["inputs"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let decisive: Vec<_> = inputs
+        .iter()
+        .filter(|input| input["decides"] == true)
+        .map(|input| (&input["factor"], &input["needs"], &input["allows"]))
+        .collect();
+    // S1-046: each factor is shown with its number, and those that decide are marked.
+    ensure!(
+        decisive
+            == [
+                (&json!("replay window"), &json!("18 d"), &Value::Null),
+                (&json!("law"), &Value::Null, &json!("50 d")),
+            ],
+        "{explained}"
+    );
+    let words = ["retention", "explain", "factors", "--tenant", operator.tenant.as_str()];
+    let table = operator.folder.run(&words, "").await?.stdout;
+    for factor in ["broker retention", "dead letters", "effect risk", "id uniqueness", "cost"] {
+        ensure!(table.lines().any(|line| line.starts_with(factor)), "{factor}: {table}");
+    }
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_notices_that_a_topic_is_kept_for_longer() {
     noticed().await.unwrap();
@@ -150,7 +242,7 @@ async fn noticed() -> Result<()> {
     const SHORT: &str = "oncebox_consumer_horizon_short";
     let fixture = fixture().await?;
     keep(&fixture, WEEK).await?;
-    let run = r#"UPDATE oncebox.consumer SET policy = policy || '{"replay": {"past_horizon": "run"}}' WHERE consumer_id = {consumer}"#;
+    let run = r#"UPDATE oncebox.consumer SET policy = policy || '{"replay": {"past_horizon": "run", "horizon": "raise"}}' WHERE consumer_id = {consumer}"#;
     fixture.execute(run).await?;
     let host = fixture.start_ready("a", &[("ONCEBOX_KAFKA_HORIZON_CHECK_MS", "500")]).await?;
     let of = [fixture.tenant.name.as_str()];
@@ -164,6 +256,8 @@ async fn noticed() -> Result<()> {
     host.until_metric(SHORT, &of, 1.0).await?;
     let lines = (host.log_lines("horizon too short"), host.log_lines("horizon no longer short"));
     ensure!(lines == (2, 1), "each change is one line: {lines:?}");
+    let raises = fixture.number(&RAISES.replace("{name}", "payments")).await?;
+    ensure!(raises == 0, "a host raises nothing");
 
     // The gauges of a consumer that no longer runs here are gone.
     fixture.ok(&["consumer", "pause", "payments", "--tenant", &fixture.tenant.name]).await?;

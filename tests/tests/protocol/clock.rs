@@ -63,8 +63,8 @@ async fn days_off(days: i64) -> Result<()> {
     let horizon: DateTime<Utc> = plan["horizon"].as_str().context("a horizon")?.parse()?;
     let remembered = (now - horizon).num_days();
     ensure!(
-        (6..=366).contains(&remembered)
-            && [7, 30, 365].iter().any(|days| (days - remembered).abs() <= 1),
+        (6..=367).contains(&remembered)
+            && [7, 30, 366].iter().any(|days| (days - remembered).abs() <= 1),
         "{remembered} days: {plan}"
     );
     host.stop().await

@@ -254,6 +254,12 @@ const BROKEN: &[Broken] = &[
         "foreign_servers",
         "wrapper `far`",
     ),
+    error(
+        "CREATE FOREIGN DATA WRAPPER all_may; CREATE SERVER near FOREIGN DATA WRAPPER all_may; \
+            CREATE USER MAPPING FOR PUBLIC SERVER near",
+        "foreign_servers",
+        "PUBLIC has a user mapping for the foreign server `near`",
+    ),
     // Storage.
     error(
         "DO $$ BEGIN EXECUTE format('DROP TABLE %s', (SELECT max(inhrelid::regclass::text) FROM \

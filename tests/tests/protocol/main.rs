@@ -21,6 +21,7 @@ mod light;
 mod locks;
 mod order;
 mod redrive;
+mod references;
 mod retention;
 mod shadow;
 mod sql_values;

@@ -4,7 +4,10 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use oncebox_control::{Action, BulkAction, Filter, Removal, RetentionRun};
-use oncebox_model::record::Record;
+use oncebox_model::{
+    policy::{Retention, TimeSpan},
+    record::Record,
+};
 use oncebox_tests::{
     aging::{age, old_partition},
     inbox::{InboxFixture, PlainHandlers, TestConsumer, both, deliver, record, records},
@@ -15,6 +18,26 @@ use tokio::time::timeout;
 
 mod histories;
 mod killed;
+
+/// What could go wrong: the proof counts on more days, or on fewer, than the database keeps.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_classes_of_policies_are_those_of_the_schema() {
+    const HOURS: &str = "SELECT coalesce(extract(epoch FROM {time}) / 3600, 0)::bigint FROM \
+        oncebox.retention_class WHERE name = '{class}'";
+    let fixture = InboxFixture::new().await;
+    for class in Retention::ALL {
+        let hours = async |time: &str| {
+            let sql = HOURS.replace("{time}", time).replace("{class}", class.name());
+            fixture.number(sql).await
+        };
+        let in_hours = |span: TimeSpan| span.ms().map_or(0, |ms| ms as i64 / 3_600_000);
+        assert_eq!(in_hours(class.span()), hours("retention").await, "{class:?}");
+        // A run every hour adds one.
+        let kept = in_hours(class.longest_kept());
+        assert_eq!((kept - 1).max(0), hours("retention + bucket").await, "{class:?}");
+    }
+    fixture.finish().await;
+}
 
 /// One run of retention on the host's database.
 async fn retain(fixture: &InboxFixture) -> RetentionRun {

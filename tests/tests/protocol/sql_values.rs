@@ -906,6 +906,7 @@ async fn interpret(
         content_type: Some(end.to_owned()),
         trace_parent: None,
         decoded: None,
+        fetched: None,
         payload_hash: None,
         record,
     };

@@ -591,6 +591,13 @@ async fn left_of(fixture: &InboxFixture, consumer: &TestConsumer) {
             ),
         ),
         (
+            "stores",
+            format!(
+                "SELECT count(*) FROM oncebox.tenant_store WHERE tenant_id = {}",
+                tenant.tenant_id
+            ),
+        ),
+        (
             "sessions",
             format!("SELECT count(*) FROM pg_stat_activity WHERE usename LIKE '{}%'", tenant.login),
         ),

@@ -19,7 +19,7 @@ use chrono::{DateTime, Utc};
 use futures::{FutureExt, future::LocalBoxFuture};
 use oncebox_control::{
     Action, ArchiveOptions, ArchiveStore, BulkAction, DeploymentRole, Edit, ErasureRequest,
-    ErasureTarget, Filter, NewDeployment,
+    ErasureTarget, FetchLimits, Filter, NewDeployment, NewTenantStore, Stores,
 };
 use oncebox_inbox::{
     Admission, AdmissionRequest, Budget, Class, HostBounds, Scheduler, SessionSettings, Sessions,
@@ -45,6 +45,7 @@ use oncebox_tests::{
     load::{Load, Work},
     lookup3::Forger,
     proxy::Proxy,
+    s3::{ACCESS_KEY_ID, BUCKET, S3Server, SECRET_ACCESS_KEY},
     temp_dir::TempDir,
 };
 use serde::{Deserialize, Serialize};
@@ -433,6 +434,19 @@ static DEFECTS: &[Defect] = &[
         sees: "an archived message is lost",
         made: Made::Switch,
     },
+    // Payloads by reference
+    Defect {
+        name: "references_unjudged",
+        scenario: "references to no payload",
+        sees: "a reference left its prefix",
+        made: Made::Switch,
+    },
+    Defect {
+        name: "reference_runs",
+        scenario: "references to no payload",
+        sees: "a message ran without its payload",
+        made: Made::Switch,
+    },
     // Order
     Defect {
         name: "failure_passed_in_batch",
@@ -759,6 +773,7 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("a partition on which a host died", |defect| suspect_partition(defect).map(Ok).boxed_local()),
     ("a removal", |defect| removal(defect).map(Ok).boxed_local()),
     ("an archived removal", |defect| archived_removal(defect).map(Ok).boxed_local()),
+    ("references to no payload", |defect| no_payload(defect).map(Ok).boxed_local()),
     ("a failure before its key", |defect| failure_before_its_key(defect).map(Ok).boxed_local()),
     ("a claim beside a retry of its key", |defect| {
         claim_beside_a_retry(defect).map(Ok).boxed_local()
@@ -1854,6 +1869,38 @@ async fn archived_removal(defect: Option<&Defect>) {
         assert_eq!(found.len(), 1, "an archived message is lost");
     }
     fixture.execute(format!("DELETE FROM {}.effect", consumer.tenant.schema_name)).await;
+    fixture.finish().await;
+}
+
+async fn no_payload(defect: Option<&Defect>) {
+    let mut fixture = fixture(defect).await;
+    let server = S3Server::start().await;
+    let stores = BTreeMap::from([("docs".to_owned(), server.store())]);
+    fixture.admin =
+        fixture.admin.clone().fetching_from(Stores::new(stores, FetchLimits::default()));
+    let policy = "reference = { store = 'docs', source = { header = 'ref' } }";
+    let consumer = fixture.simple("", policy).await;
+    let access = NewTenantStore {
+        store: "docs".to_owned(),
+        bucket: BUCKET.to_owned(),
+        prefix: "in".to_owned(),
+        access_key_id: ACCESS_KEY_ID.to_owned(),
+        secret_access_key: SECRET_ACCESS_KEY.to_owned(),
+    };
+    fixture.admin.tenant_stores().set("acme", &access).await.unwrap();
+    server.put_key("out/secret", Some(""));
+    let host = fixture.host(&consumer);
+    host.fetch_with(fixture.admin.tenant_stores().fetcher(&consumer.tenant, "docs"));
+    let referring = |offset, id: &str, key: &str| {
+        let mut record = record(offset, id, "");
+        record.headers.push(("ref".to_owned(), format!("s3://{BUCKET}/{key}").into_bytes()));
+        record
+    };
+    let log = [referring(0, "stray", "out/secret"), referring(1, "missing", "in/missing")];
+    deliver(&host, &log).await;
+    assert_eq!(server.asked("out/secret"), 0, "a reference left its prefix");
+    let effects = fixture.effects(&consumer, "missing").await;
+    assert_eq!(effects, 0, "a message ran without its payload");
     fixture.finish().await;
 }
 

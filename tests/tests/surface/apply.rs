@@ -105,6 +105,42 @@ async fn the_file_of_the_page_is_applied() {
     assert_eq!(cli.ok(&["apply", "-f", &sample]).await.lines().last(), Some("no changes"));
 }
 
+/// What could go wrong: a plan says that a memory is raised, which only the creation does; the raise
+/// is silent; or the file of a consumer whose memory was raised cannot be applied again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_whose_memory_was_raised_is_applied_again() {
+    const RAISING: &str = "
+[[tenant]]
+name = 'acme'
+[[tenant.consumer]]
+name = 'orders'
+[tenant.consumer.policy]
+topics = ['orders']
+ack = 'after_commit'
+replay = { horizon = 'raise' }
+factors = { replay_days = 5 }
+";
+    let cli = CliFixture::open(Access::Database).await;
+    cli.file("raising.toml", RAISING);
+    let dry = cli.ok(&["apply", "-f", "raising.toml", "--dry-run"]).await;
+    assert!(
+        dry.contains("its memory would be raised, to `30d` at most") && !dry.contains("is raised"),
+        "{dry}"
+    );
+    let made = cli.ok(&["apply", "-f", "raising.toml"]).await;
+    let warning = "warning: consumer `acme/orders`: the memory is raised from `7d` to `30d`";
+    assert!(made.contains(warning), "{made}");
+    let again = cli.ok(&["apply", "-f", "raising.toml"]).await;
+    assert!(again.ends_with("no changes\n") && !again.contains("raised"), "{again}");
+    cli.file("policy.toml", RAISING.split("[tenant.consumer.policy]").last().unwrap());
+    let set =
+        ["consumer", "policy", "set", "orders", "--tenant", "acme", "--policy", "policy.toml"];
+    let set = cli.ok(&[&set[..], &["--wait", "0"]].concat()).await;
+    assert!(set.contains("is that already"), "{set}");
+    let explained = cli.json(&["retention", "explain", "orders", "--tenant", "acme"]).await;
+    assert_eq!((&explained["retention"], &explained["raise_to"]), (&json!("30d"), &json!(null)));
+}
+
 async fn check_changes(way: Access) {
     let cli = furnished(way).await;
     let before = cli.state().await;

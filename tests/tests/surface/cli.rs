@@ -316,7 +316,7 @@ async fn a_configuration_that_cannot_work_is_named() {
             "[databas]\n",
             "line 1: unknown field `databas`, expected one of `database`, `kafka`, \
                 `schema_registry`, `keys`, `runtime`, `http`, `api`, `log`, `retention`, `archive`, \
-                `storage`, `shutdown`",
+                `references`, `storage`, `shutdown`",
         ),
         (
             "open.toml",
@@ -663,9 +663,9 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
     create(
         &base("kafkaa = 1"),
         "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, \
-        `order`, `sequence`, `dedup`, `inbox`, `light`, `retention`, `payload`, `collision`, \
-        `no_route`, `wire_format`, `identity`, `schemas`, `batch`, `retry`, `dead_letters`, \
-        `replay`, `breaker`, `limits`, `alerts`, `kafka`",
+        `order`, `sequence`, `dedup`, `inbox`, `light`, `retention`, `factors`, `effects`, `payload`, `collision`, \
+        `no_route`, `wire_format`, `identity`, `reference`, `schemas`, `batch`, `retry`, \
+        `dead_letters`, `replay`, `breaker`, `limits`, `alerts`, `kafka`",
     )
     .await;
     // S1-072, S1-073.
@@ -978,6 +978,7 @@ Commands:
   serve        Run a host: consume, run handlers, commit, ack
   migrate      Create the database where it does not exist, and bring it up to date
   keys         The master key
+  choose       Say which pattern makes an effect safe to repeat, by questions about it
   new          Write a new handler's project: sources, build script, tables, messages
   dev          Run a host with a PostgreSQL and a broker of its own
   send         Publish the messages of a file

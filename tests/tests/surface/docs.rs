@@ -300,8 +300,15 @@ macro_rules! pages {
 pages! { verify: VERIFY versions: VERSIONS languages: LANGUAGES benchmark: BENCHMARK }
 
 /// Pages with a block that is no session: forms of commands, each to be given alone.
-const FORMS: [&str; 5] =
-    ["docs/consumers.md", "docs/erase.md", "docs/inbox.md", "docs/policy.md", "docs/versions.md"];
+const FORMS: [&str; 7] = [
+    "docs/archive.md",
+    "docs/consumers.md",
+    "docs/erase.md",
+    "docs/inbox.md",
+    "docs/policy.md",
+    "docs/readiness.md",
+    "docs/versions.md",
+];
 
 /// The blocks of a page whose fence says one of these words, as lines.
 fn blocks(text: &str, kinds: &[&str]) -> Vec<String> {

@@ -5,6 +5,7 @@
 mod admin_api;
 mod apply;
 mod benchmark;
+mod choose;
 mod cli;
 mod cli_server;
 mod compilations;

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use oncebox_tests::{
+    cli::{Access, CliFixture},
     guests::{self, End, Step},
     program::{CommandOutput, WorkingDir},
 };
@@ -117,7 +118,48 @@ async fn examples_that_are_guarded_pass_without_a_warning() {
         "under the same ids changes nothing, under other ids changes nothing"
     );
     assert_eq!(report["not_compared"][0]["column"], "created_at");
+    attested(&report).await;
     passes("fulfilment", &["fulfilment/schema.sql"], &[]).await;
+}
+
+/// What could go wrong: a report is stored with another version than the one that was verified, or
+/// one that shows nothing counts as passed.
+async fn attested(report: &Value) {
+    let cli = CliFixture::open(Access::Database).await;
+    let component = example("components/inventory-reservation.wasm");
+    let of = ["--tenant", "acme", "--handler", "stock"];
+    cli.ok(&["tenant", "create", "acme"]).await;
+    cli.ok(&[&["version", "upload", component.as_str()], &of[..]].concat()).await;
+    cli.file("report.json", report.to_string());
+    let attest = [&["version", "attest", "report.json"], &of[..]].concat();
+    let stored = cli.json(&attest).await;
+    let windows = report["windows"].as_array().unwrap().len();
+    assert_eq!((&stored["is_passed"], &stored["windows"]), (&json!(true), &json!(windows)));
+    let audit = cli.json(&["audit", "--tenant", "acme", "--limit", "1"]).await;
+    let entry = (&audit[0]["action"], &audit[0]["details"]["digest"]);
+    assert_eq!(entry, (&json!("version.attest"), &report["digest"]));
+
+    let line = "a verification has a message, a window and a killed worker at least, and no count \
+        below zero";
+    for (is_passed, windows) in [
+        (true, json!([{ "is_failure": false, "killed": 0 }])),
+        (false, json!([{ "is_failure": true, "killed": 0 }])),
+        (false, json!([])),
+    ] {
+        let mut nothing = report.clone();
+        nothing["is_passed"] = json!(is_passed);
+        nothing["windows"] = windows;
+        cli.file("report.json", nothing.to_string());
+        cli.fails(&attest, line).await;
+    }
+    let mut other = report.clone();
+    other["digest"] = json!("0".repeat(64));
+    cli.file("report.json", other.to_string());
+    let said = cli.run(&attest).await;
+    assert!(said.code == Some(1) && said.stderr.contains("has no version"), "{said:?}");
+    cli.file("report.json", "{}");
+    let said = cli.run(&attest).await;
+    assert!(said.stderr.contains("`report.json` is no report of this release"), "{said:?}");
 }
 
 /// They do nothing to guard themselves, which is safe here: redelivery has no effect, a second id

@@ -35,6 +35,10 @@ pub(crate) struct LimitsArgs {
     /// go on
     #[arg(long, value_name = "N|none", value_parser = limit)]
     storage_budget_bytes: Option<Limit>,
+    /// Longest retention class that the tenant's tokens may choose for a new consumer: `7d`, `30d`,
+    /// `1y`, `permanent`, or `none` for no bound
+    #[arg(long, value_name = "CLASS|none")]
+    retention_max: Option<String>,
     /// Topics that the tenant's tokens may name in policies, several separated by commas: whole
     /// names, or beginnings with a `*` behind them; or `none` for `oncebox.<tenant>.*` alone
     #[arg(long, value_name = "TOPICS|none")]
@@ -65,6 +69,7 @@ pub(super) async fn run(api: &Api, args: LimitsArgs, json: bool) -> Result<()> {
         deadline_ms_max,
         messages_per_second,
         storage_budget_bytes,
+        retention_max,
         topics_allowed,
     } = args;
     let given = [
@@ -80,6 +85,10 @@ pub(super) async fn run(api: &Api, args: LimitsArgs, json: bool) -> Result<()> {
         .into_iter()
         .filter_map(|(name, limit)| Some((name.to_owned(), limit?.0.into())))
         .collect();
+    if let Some(class) = retention_max {
+        let class = (class != "none").then_some(class);
+        changes.insert("retention_max".to_owned(), class.into());
+    }
     if let Some(topics) = topics_allowed {
         let topics =
             (topics != "none").then(|| topics.split(',').map(str::trim).collect::<Vec<_>>());
@@ -110,6 +119,7 @@ pub(super) fn rows(tenant: &TenantBody) -> Vec<Vec<String>> {
         ("deadline_ms_max", or_none(limits.deadline_ms_max)),
         ("messages_per_second", or_none(limits.messages_per_second.map(u64::from))),
         ("storage_budget_bytes", or_none(limits.storage_budget_bytes)),
+        ("retention_max", limits.retention_max.clone().unwrap_or_else(|| "none".to_owned())),
         (
             "topics_allowed",
             limits

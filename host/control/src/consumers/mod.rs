@@ -13,7 +13,7 @@ pub(crate) mod delete;
 
 use oncebox_model::{
     error::InboxError,
-    policy::Policy,
+    policy::{MemoryRaise, Policy},
     status::{ConsumerState, TenantState},
 };
 use serde_json::{Value, json};
@@ -110,6 +110,21 @@ impl Consumers<'_> {
         name: &str,
         policy: &Policy,
     ) -> Result<Consumer, InboxError> {
+        self.create_raised(tenant, name, policy, None).await
+    }
+
+    /// Creates a consumer with its policy, in which a raise has already chosen the retention. The
+    /// audit log keeps the raise. Returns the consumer.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub async fn create_raised(
+        &self,
+        tenant: &str,
+        name: &str,
+        policy: &Policy,
+        raise: Option<&MemoryRaise>,
+    ) -> Result<Consumer, InboxError> {
         check_name("consumer", name)?;
         policy.check_apart().await?;
         let tenant = self.0.tenants().get(tenant).await?;
@@ -135,6 +150,11 @@ impl Consumers<'_> {
             .audit()
             .record(&mut tx, "consumer.create", Subject::of(&tenant.name, name), json!({}))
             .await?;
+        if let Some(MemoryRaise { from, to, cause }) = raise {
+            let details = json!({ "from": from, "to": to, "cause": cause });
+            let subject = Subject::of(&tenant.name, name);
+            self.0.audit().record(&mut tx, "consumer.raise", subject, details).await?;
+        }
         tx.commit().await?;
         self.get(&tenant.name, name).await
     }

@@ -45,6 +45,7 @@ static TEXTS: &[&str] = texts![
     "resume",
     "release",
     "lease_ends",
+    "renew_lease",
     "lease_interrupted",
     "interruptions_of",
     // Order.

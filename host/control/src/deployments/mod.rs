@@ -4,6 +4,8 @@
 pub(crate) mod version;
 // Their compiled forms, and the hosts that compile them.
 pub(crate) mod component;
+// Outcomes of `oncebox verify` for a version.
+pub(crate) mod verification;
 // Checks of a new deployment.
 pub(crate) mod check;
 // Deploy, promote, end.

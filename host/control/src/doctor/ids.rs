@@ -25,12 +25,13 @@ const SIZE: &str = "SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint, \
         0) \
     FROM pg_partition_tree('oncebox.inbox') t JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf";
 
-/// Query for duplicates. It reads rows in the order of their key from a start position, by the
-/// partitions' indexes and without a sort. Each duplicate is listed with its buckets.
+/// Query for duplicates. It reads rows in the order of their key from a start position to the last
+/// row of a consumer, by the partitions' indexes and without a sort. Each duplicate is listed with
+/// its buckets.
 const LOOK: &str = "WITH slice AS MATERIALIZED ( \
         SELECT i.consumer_id, i.message_id, i.status, i.bucket FROM oncebox.inbox i \
-        WHERE (i.consumer_id, i.message_id) >= ($1, $2) ORDER BY i.consumer_id, i.message_id LIMIT \
-        $3), \
+        WHERE (i.consumer_id, i.message_id) >= ($1, $2) AND i.consumer_id <= $5 \
+        ORDER BY i.consumer_id, i.message_id LIMIT $3), \
     twice AS MATERIALIZED ( \
         SELECT s.consumer_id, s.message_id, string_agg(format('%s in the bucket of %s', s.status, \
         to_char(s.bucket AT TIME ZONE 'UTC', \
@@ -51,6 +52,33 @@ impl Look<'_> {
             Ok(findings) => findings,
             Err(error) => vec![self.unknown(CHECK, &error)],
         }
+    }
+
+    /// Checks that no message of a consumer has a row in two buckets. Where it has more rows than
+    /// one check reads, and none of these is a duplicate, the result is not known.
+    pub(super) async fn ids_of_consumer(&self, consumer_id: i32) -> Vec<Finding> {
+        match self.twice_of_consumer(consumer_id).await {
+            Ok(findings) => findings,
+            Err(error) => vec![self.unknown(CHECK, &error)],
+        }
+    }
+
+    async fn twice_of_consumer(&self, consumer_id: i32) -> Result<Vec<Finding>, sqlx::Error> {
+        let mut tx = self.pool.begin().await?;
+        tx.execute(sqlx::raw_sql(SETTINGS)).await?;
+        let look = sqlx::query_as(LOOK)
+            .bind(consumer_id)
+            .bind("")
+            .bind(ROWS_MAX)
+            .bind(NAMED_MAX as i64)
+            .bind(consumer_id);
+        let (seen, twice, named): (i64, i64, Vec<String>) = look.fetch_one(&mut *tx).await?;
+        tx.rollback().await?;
+        if twice == 0 && seen >= ROWS_MAX {
+            let found = format!("none of the first {seen} messages stands twice; there are more");
+            return Ok(vec![self.finding(CHECK, Severity::Unknown, found)]);
+        }
+        Ok(self.told(seen, seen, twice, named))
     }
 
     async fn twice(&self) -> Result<Vec<Finding>, sqlx::Error> {
@@ -77,7 +105,8 @@ impl Look<'_> {
             .bind(consumer_id)
             .bind(message_id)
             .bind(ROWS_MAX)
-            .bind(NAMED_MAX as i64);
+            .bind(NAMED_MAX as i64)
+            .bind(i32::MAX);
         let (seen, twice, named): (i64, i64, Vec<String>) = look.fetch_one(&mut *tx).await?;
         tx.rollback().await?;
         Ok(self.told(rows, seen, twice, named))

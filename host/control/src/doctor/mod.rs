@@ -13,11 +13,13 @@ mod ids;
 mod logins;
 mod memory;
 mod objects;
+mod of_tenant;
 mod program;
 mod roles;
 mod server;
 mod shipped;
 mod storage;
+mod stores;
 mod topics;
 
 use std::collections::BTreeMap;
@@ -155,6 +157,7 @@ impl<'a> Doctor<'a> {
         }
         findings.extend(self.topics_are_apart().await);
         findings.extend(self.archive_is_there().await);
+        findings.extend(self.stores_are_open().await);
         findings.extend(self.budgets_are_kept().await);
         findings.sort_by(|a, b| (a.severity, &a.place).cmp(&(b.severity, &b.place)));
         Ok(findings)
@@ -198,6 +201,21 @@ impl<'a> Doctor<'a> {
     }
 }
 
+/// Returns all checks that are a query.
+fn queries() -> impl Iterator<Item = &'static Check> {
+    [
+        roles::CHECKS,
+        access::CHECKS,
+        functions::CHECKS,
+        program::CHECKS,
+        objects::CHECKS,
+        storage::CHECKS,
+        server::CHECKS,
+    ]
+    .into_iter()
+    .flatten()
+}
+
 fn unplaced(tenant: &Tenant, error: &InboxError) -> Finding {
     Finding {
         place: String::new(),
@@ -238,18 +256,7 @@ impl Look<'_> {
             }
         }
         let mut findings = Vec::new();
-        for check in [
-            roles::CHECKS,
-            access::CHECKS,
-            functions::CHECKS,
-            program::CHECKS,
-            objects::CHECKS,
-            storage::CHECKS,
-            server::CHECKS,
-        ]
-        .into_iter()
-        .flatten()
-        {
+        for check in queries() {
             findings.extend(self.ask(check).await);
         }
         findings.extend(self.functions_are_as_shipped().await);

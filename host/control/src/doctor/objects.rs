@@ -108,6 +108,10 @@ pub(super) const CHECKS: &[Check] = &[
                 format('DROP USER MAPPING FOR %I SERVER %I', l.rolname, m.srvname)
          FROM pg_user_mappings m JOIN login l ON l.oid = m.umuser
          UNION ALL
+         SELECT 'error', format('PUBLIC has a user mapping for the foreign server `%s`', \
+            m.srvname), format('DROP USER MAPPING FOR PUBLIC SERVER %I', m.srvname)
+         FROM pg_user_mappings m WHERE m.umuser = 0
+         UNION ALL
          SELECT 'warning', format('the foreign table %I.%I is in the schema of tenant `%s`', \
             n.nspname, c.relname, t.name), format('DROP FOREIGN TABLE %I.%I', n.nspname, c.relname)
          FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN tenant t ON \

@@ -14,10 +14,11 @@ use super::{
 };
 
 /// What an erasure leaves, as texts for operators.
-const NOT_COVERED: [&str; 8] = [
+const NOT_COVERED: [&str; 9] = [
     "records in the brokers' topics, copies of dead letters in a topic included",
     "older versions of the archive's files, where the storage keeps them, and files that were \
         taken out of its list",
+    "objects in stores to which messages referred",
     "the tenant's own tables, which its handlers wrote",
     "backups and the write-ahead log of the database until they expire, and replicas until they \
         have applied it",

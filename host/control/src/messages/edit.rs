@@ -1,7 +1,12 @@
 //! Edits of dead letters: another payload, and a run with it.
 
 use chrono::{DateTime, Utc};
-use oncebox_model::{Reason, error::InboxError, hooks};
+use oncebox_model::{
+    Reason,
+    error::InboxError,
+    hooks,
+    policy::{Policy, ReferenceSource},
+};
 use serde_json::json;
 
 use crate::{
@@ -40,6 +45,8 @@ impl Messages<'_> {
                 "consumer `{tenant}/{name}` is being deleted"
             )));
         }
+        let policy = consumer.policy()?;
+        self.check_carried(tenant, name, message_id, &policy).await?;
         let database = self.0.tenant_databases().get(&self.0.tenants().get(tenant).await?)?;
         let subject = Subject::of(tenant, name);
         let details =
@@ -55,7 +62,7 @@ impl Messages<'_> {
         hooks::point("inbox:action:before");
         let query = sqlx::query_scalar(EDIT)
             .bind(consumer.consumer_id)
-            .bind(consumer.policy()?.retention.class())
+            .bind(policy.retention.class())
             .bind(message_id)
             .bind(&edit.payload)
             .bind(edit.as_of)
@@ -74,6 +81,31 @@ impl Messages<'_> {
         tx.commit().await?;
         hooks::point("inbox:action:after");
         Ok(())
+    }
+
+    /// Refuses to edit a message whose header refers to another payload: no handler would get the
+    /// new one.
+    async fn check_carried(
+        &self,
+        tenant: &str,
+        consumer: &str,
+        message_id: &str,
+        policy: &Policy,
+    ) -> Result<(), InboxError> {
+        let Some(ReferenceSource::Header(header)) = policy.reference.as_ref().map(|of| &of.source)
+        else {
+            return Ok(());
+        };
+        let detail = self.inbox_show(tenant, consumer, message_id).await?;
+        let has = |(name, _): &(String, Vec<u8>)| name.eq_ignore_ascii_case(header);
+        if !detail.headers.iter().any(has) {
+            return Ok(());
+        }
+        Err(InboxError::conflict(format!(
+            "message `{message_id}` of `{tenant}/{consumer}` refers to its payload by the header \
+                `{header}`, and no handler would get another one; put the new payload where the \
+                reference leads, then redrive the message"
+        )))
     }
 
     /// Returns an error with the reason for which a message was not edited.

@@ -265,6 +265,27 @@ fn cure(reason: Option<Reason>) -> &'static str {
             "Its payload is not what its schema says. Mend the producer or the schema; redrive \
                 it when it is valid."
         }
+        Some(Reason::ReferenceMalformed) => {
+            "The reference to its payload cannot be read. Mend the producer, or \
+                `reference.source` in the policy; have it produced again under another id, or edit \
+                the payload where the reference stands in it."
+        }
+        Some(Reason::ReferenceNotAllowed) => {
+            "Its tenant may not fetch what it refers to. Change the bucket, the prefix or the \
+                access key with `oncebox tenant store set`, or have the producer put the object \
+                where the tenant may read; then redrive."
+        }
+        Some(Reason::ReferenceMissing) => {
+            "There is no object where it refers to. Put the object there, then redrive."
+        }
+        Some(Reason::ReferenceTooLarge) => {
+            "The object that it refers to is larger than its consumer takes. Raise \
+                `reference.bytes_max` in the policy, or put a smaller object there; then redrive."
+        }
+        Some(Reason::ReferenceUnavailable) => {
+            "The store did not deliver its payload, in any of its runs. Redrive when the store \
+                answers again."
+        }
         Some(Reason::Crashed) => {
             "The process or its connection died whenever it ran. Deploy a mended version, then \
                 redrive."

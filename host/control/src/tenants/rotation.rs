@@ -103,8 +103,11 @@ impl Tenants<'_> {
                 .as_deref()
                 .map(|url| anew(&keys, new, DATABASE_URL, &tenant.login, url))
                 .transpose()?;
+            let stores = self.0.tenant_stores();
+            let is_new_for_stores = stores.seal_anew(&mut tx, &keys, new, tenant).await?;
             if Some(&credentials) == tenant.credentials.as_ref()
                 && database_url == tenant.database_url
+                && !is_new_for_stores
             {
                 rotation.unchanged += 1;
                 continue;

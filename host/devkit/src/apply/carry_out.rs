@@ -15,12 +15,18 @@ use crate::{
     upload::Upload,
 };
 
-/// Carries out what is to be created or changed. Returns the deployments that were made.
-pub async fn carry_out(
-    api: &Api,
-    changes: &[PlanLine<'_>],
-) -> Result<Vec<(Slot, wire::DeploymentBody)>> {
-    let mut deployed = Vec::new();
+/// What was made of a plan.
+#[derive(Default)]
+pub struct Applied {
+    /// The deployments.
+    pub deployed: Vec<(Slot, wire::DeploymentBody)>,
+    /// Warnings about consumers that were created, as text for a reader.
+    pub warnings: Vec<String>,
+}
+
+/// Carries out what is to be created or changed.
+pub async fn carry_out(api: &Api, changes: &[PlanLine<'_>]) -> Result<Applied> {
+    let mut applied = Applied::default();
     // The tenants and versions of all come first: a component that cannot be deployed stops
     // everything else.
     let (first, rest): (Vec<_>, Vec<_>) = changes
@@ -43,15 +49,18 @@ pub async fn carry_out(
                     name: consumer.name.clone(),
                     policy: policy_object(&consumer.policy)?,
                 };
-                let _: wire::ConsumerBody =
+                let created: wire::ConsumerBody =
                     api.post(&path(&["tenants", tenant, "consumers"]), &new).await?;
+                let named =
+                    |warning: &String| format!("consumer `{tenant}/{}`: {warning}", created.name);
+                applied.warnings.extend(created.warnings.iter().map(named));
             }
             What::Deployment { tenant, consumer, deployment } => {
-                deployed.push(deploy(api, tenant, consumer, deployment).await?)
+                applied.deployed.push(deploy(api, tenant, consumer, deployment).await?)
             }
         }
     }
-    Ok(deployed)
+    Ok(applied)
 }
 
 async fn tenant_is_made(api: &Api, tenant: &file::TenantSpec) -> Result<()> {

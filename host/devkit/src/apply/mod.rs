@@ -12,7 +12,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-pub use carry_out::carry_out;
+pub use carry_out::{Applied, carry_out};
 pub use file::read;
 pub use plan::{PlanLine, Sign, compare};
 

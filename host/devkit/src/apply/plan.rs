@@ -197,7 +197,9 @@ fn compare_consumer<'a>(
         // defaults.
         let policy: Policy = serde_json::from_value(known.policy.clone())
             .with_context(|| format!("the policy of {} is not readable", name()))?;
-        let different = differences(&without_secrets(&policy), &without_secrets(&consumer.policy));
+        let mut wanted = consumer.policy.clone();
+        wanted.keep_memory(&policy);
+        let different = differences(&without_secrets(&policy), &without_secrets(&wanted));
         ensure!(
             different.is_empty(),
             "the policy of {} is another: {}; change it with `oncebox consumer policy set`, which \
@@ -206,7 +208,18 @@ fn compare_consumer<'a>(
             different.join(", ")
         );
     }
-    Ok(PlanLine::new(known.is_some(), What::Consumer { tenant, consumer }))
+    let line = PlanLine::new(known.is_some(), What::Consumer { tenant, consumer });
+    let details = if known.is_none() { raise_to_come(&consumer.policy) } else { None };
+    Ok(PlanLine { details: details.into_iter().collect(), ..line })
+}
+
+/// Describes the raise that the creation of a consumer may make.
+fn raise_to_come(policy: &Policy) -> Option<String> {
+    let bound = policy.raise_bound().filter(|bound| *bound > policy.retention)?;
+    Some(format!(
+        "where `retention` is too short, its memory would be raised, to `{}` at most",
+        bound.name()
+    ))
 }
 
 /// Returns a policy in which only the names of Kafka's properties count. Their values may be

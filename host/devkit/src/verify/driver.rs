@@ -141,6 +141,7 @@ impl Driver {
         let mut done = 0;
         while done < records.len() {
             let end = if each { done + 1 } else { records.len() };
+            self.partition.ready(&records[done..end]).await;
             match self.partition.process(&records[done..end]).await {
                 Ok(count) => {
                     done += count;

@@ -18,6 +18,7 @@ use anyhow::{Context, Result, bail};
 use futures::{StreamExt, TryStreamExt, stream};
 use indicatif::{ProgressBar, ProgressStyle};
 use oncebox_model::MessageStatus;
+use sha2::{Digest, Sha256};
 
 use self::{
     bench::Bench,
@@ -115,6 +116,7 @@ pub async fn verify(request: Request<'_>) -> Result<VerifyReport> {
     let statements = lint::statements(&runs);
     let findings = findings::find(&subject, &rows, &reference, &statements);
     Ok(VerifyReport {
+        digest: hex::encode(Sha256::digest(request.component)),
         seed: request.seed,
         messages: ids.len(),
         outcomes: reference.found.statuses.clone(),

@@ -20,6 +20,8 @@ use crate::{
 
 /// All results of a verification.
 pub struct VerifyReport {
+    /// SHA-256 of the component, in hexadecimal digits.
+    pub(super) digest: String,
     pub(super) seed: u64,
     pub(super) messages: usize,
     /// Status of each message after a clean run, by message id.
@@ -108,6 +110,8 @@ impl VerifyReport {
             .map(|(question, answer)| (question.to_owned(), answer.into()))
             .collect();
         json!({
+            "digest": self.digest,
+            "program_version": env!("CARGO_PKG_VERSION"),
             "seed": self.seed,
             "messages": self.outcomes,
             "windows": self.rows.iter().map(window).collect::<Vec<_>>(),

@@ -121,6 +121,13 @@ impl Breakers {
         }
     }
 
+    /// Returns for how long the messages of a handler wait; none where one may run, or probe. It
+    /// takes no probe.
+    pub(crate) fn wait_of(&self, handler: &dyn Handler) -> Option<Duration> {
+        let phase = self.lock().phase(handler.version());
+        self.wait(handler, phase)
+    }
+
     /// Returns for how long no message may run, whichever handler it goes to. None where one may
     /// run, or probe.
     pub(crate) fn held_back(&self, handlers: &dyn Handlers) -> Option<Duration> {
@@ -352,12 +359,12 @@ impl Drop for Probe {
 }
 
 /// Returns whether the end of a run counts as a failure of its version; none where it says nothing.
-/// A handler's decision is its work, even where it rejects everything. Contention is no version's
-/// fault and says nothing.
+/// A handler's decision is its work, even where it rejects everything. Contention, and a payload
+/// that was not fetched, are no version's fault and say nothing.
 fn is_failure(failure: Option<&FailureKind>) -> Option<bool> {
     match failure {
         None => Some(false),
-        Some(FailureKind::Contention) => None,
+        Some(FailureKind::Contention | FailureKind::Reference(_)) => None,
         Some(kind) => Some(!kind.is_decision()),
     }
 }

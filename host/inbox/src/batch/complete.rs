@@ -31,6 +31,7 @@ pub fn disposition(
         FailureKind::Reject => Disposition::FailedTerminal,
         FailureKind::NoRoute => unrouted(policy),
         FailureKind::Park | FailureKind::Crashed | FailureKind::Schema => Disposition::Parked,
+        FailureKind::Reference(fault) if !fault.may_pass() => Disposition::Parked,
         _ if attempts >= policy.retry.attempts_max || policy.retry.is_too_old(age) => {
             Disposition::FailedTerminal
         }
@@ -400,6 +401,8 @@ pub async fn complete(
 
 #[cfg(test)]
 mod tests {
+    use oncebox_model::reference::ReferenceFault;
+
     use super::*;
 
     fn check(kind: FailureKind, attempts: u32, expected: Disposition) {
@@ -427,6 +430,14 @@ mod tests {
         check(FailureKind::Retry { delay: None }, 2, Disposition::FailedRetryable);
         check(FailureKind::Reject, 1, Disposition::FailedTerminal);
         check(FailureKind::Park, 1, Disposition::Parked);
+        for fault in ReferenceFault::ALL {
+            let is_tried_again = fault == ReferenceFault::Unavailable;
+            let after = |again, then| if is_tried_again { again } else { then };
+            let first = after(Disposition::FailedRetryable, Disposition::Parked);
+            check(FailureKind::Reference(fault), 1, first);
+            let last = after(Disposition::FailedTerminal, Disposition::Parked);
+            check(FailureKind::Reference(fault), 3, last);
+        }
         check_under("park", FailureKind::NoRoute, 1, Disposition::Parked);
         check_under("skip", FailureKind::NoRoute, 1, Disposition::Skipped);
         check_under("reject", FailureKind::NoRoute, 1, Disposition::FailedTerminal);

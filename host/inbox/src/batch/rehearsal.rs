@@ -96,6 +96,7 @@ impl<'a> Rehearsal<'a> {
             record,
             &self.consumer.policy.identity,
             self.consumer.policy.sequence.as_ref(),
+            self.consumer.policy.reference.as_ref(),
             None,
             self.consumer.sessions.payload_key(),
         ) {
@@ -113,6 +114,15 @@ impl<'a> Rehearsal<'a> {
         if message.record.payload_bytes() > bytes_max {
             let reason = too_large_reason(&message.record, bytes_max);
             return Ok(Rehearsed::Parked { reason });
+        }
+        if self.consumer.refers(&message) {
+            let reason = oncebox_model::Reason::ReferenceUnavailable;
+            return Ok(Rehearsed::Parked {
+                reason: format!(
+                    "{reason}: nothing is fetched here; give the message its payload instead of \
+                        the reference"
+                ),
+            });
         }
         // The row names no version, since this database may not have it.
         let request = ClaimRequest { message, version: None, reason: None, ordering: None };

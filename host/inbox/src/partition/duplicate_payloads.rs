@@ -95,6 +95,7 @@ mod tests {
             content_type: None,
             trace_parent: None,
             decoded: None,
+            fetched: None,
             payload_hash: Some(PayloadKey::new(&[1; 32]).hash(&payload)),
             record,
         }

@@ -12,6 +12,8 @@ pub(crate) mod parking;
 // A partition that is taken and given up; messages that run alone, since one of them may kill the
 // process.
 mod probation;
+// Payloads that records refer to.
+mod payloads;
 // Detection of one payload under two ids.
 mod duplicate_payloads;
 // The database's clock.
@@ -40,7 +42,7 @@ use crate::{
     consumer::ConsumerInbox,
     partition::{
         clock::DatabaseClock, duplicate_payloads::DuplicatePayloads, parking::is_collision,
-        route::Route,
+        payloads::FetchedPayloads, route::Route,
     },
 };
 
@@ -68,6 +70,8 @@ pub struct PartitionInbox {
     made_progress: bool,
     /// True once the probation row is deleted.
     is_cleared: bool,
+    /// Payloads that records at the front refer to.
+    fetched: FetchedPayloads,
     /// Payloads that this partition saw last.
     duplicate_payloads: DuplicatePayloads,
     /// Clock for the horizon of replays.
@@ -78,7 +82,7 @@ pub struct PartitionInbox {
 
 // Each method calls the inherent one of its name.
 impl oncebox_model::inbox::PartitionInbox for PartitionInbox {
-    fn ready(&mut self, records: usize) -> BoxFuture<'_, ()> {
+    fn ready<'a>(&'a mut self, records: &'a [Record]) -> BoxFuture<'a, ()> {
         self.ready(records).boxed()
     }
 
@@ -104,10 +108,19 @@ impl PartitionInbox {
         self.consumer.policy.batch.messages_max
     }
 
-    /// Waits for the permission that [`PartitionInbox::process`] needs to begin, for at most
-    /// `records` records. Beside the wait for schemas that are not at hand, this is the only wait
-    /// for other work of the host. Dropping it leaves nothing behind.
-    pub async fn ready(&mut self, records: usize) {
+    /// Fetches the payloads that these records refer to, then waits for the permission that
+    /// [`PartitionInbox::process`] needs to begin. Beside the wait for schemas that are not at
+    /// hand, this is the only wait for other work of the host. Dropping it leaves nothing behind
+    /// but payloads that were fetched, and fetches that go on until the partition is closed.
+    pub async fn ready(&mut self, records: &[Record]) {
+        let records = self.with_payloads(&records[..records.len().min(self.batch_max())]).await;
+        if !self.fetched.is_held_up() {
+            self.permitted(records.len().max(1)).await;
+        }
+    }
+
+    /// Waits for the permission to begin, for at most `records` records.
+    async fn permitted(&mut self, records: usize) {
         if self.permit.is_none() {
             let runs = self.probation == 0 && self.consumer.policy.ack == Ack::AfterCommit;
             let serial = self.consumer.sizer.serial_permit().await;
@@ -118,16 +131,27 @@ impl PartitionInbox {
 
     /// Processes records from the front and returns how many of them, from the first, are settled.
     /// Settled means completed, or durably in the inbox in a state that an operator can see. Waits
-    /// for admission unless [`PartitionInbox::ready`] has.
+    /// for admission unless [`PartitionInbox::ready`] has. Fetches no payload: it processes the
+    /// records whose payloads `ready` has fetched.
     ///
     /// # Errors
     ///
-    /// Returns an error where no record is known to be settled; the caller processes them again.
+    /// Returns an error where no record is known to be settled; the caller processes them again,
+    /// after a call of `ready`.
     pub async fn process(&mut self, records: &[Record]) -> Result<usize, InboxError> {
         let mut records_max = self.batch_max();
         loop {
-            let records = self.with_schemas(&records[..records.len().min(records_max)]).await?;
-            self.ready(records.len()).await;
+            let prepared = self.with_schemas(&records[..records.len().min(records_max)]).await?;
+            let records = self.fetched_front(prepared);
+            if records.is_empty() && !prepared.is_empty() {
+                if records_max > 1 {
+                    records_max = 1; // the first record's schema is then the last that was used
+                    continue;
+                }
+                self.permit = None;
+                return Err(self.fetched.missing());
+            }
+            self.permitted(records.len()).await;
             let Some(mut permit) = self.permit.take() else { continue };
             if self.consumer.sizer.is_serialized() && !permit.serial.is_held() {
                 continue; // admitted before transactions ran one at a time
@@ -142,10 +166,19 @@ impl PartitionInbox {
                 // those.
                 Err(InboxError::StaleDeployments)
                     if self.consumer.newer_than(handlers.generation()).await => {}
-                // The registry's cache dropped the first record's schema for those of others. It is
-                // fetched again, for this record alone.
+                // The registry's cache dropped the first record's schema for those of others, or a
+                // deployment takes the first message since its payload was to be fetched. The
+                // schema is fetched, for this record alone.
                 Ok(0) if !records.is_empty() => records_max = 1,
-                answer => return answer,
+                answer => {
+                    match &answer {
+                        Ok(settled) => self.fetched.settled(&records[..*settled]),
+                        // Others may need the memory until it closes.
+                        Err(InboxError::BreakerOpen { .. }) => self.fetched.clear(),
+                        Err(_) => {}
+                    }
+                    return answer;
+                }
             }
         }
     }
@@ -260,10 +293,7 @@ impl PartitionInbox {
                 Route::Park(_) => None,
             })
             .collect();
-        let (batch, settled) = if self.probation > 0
-            || self.suspected == 1
-            || self.consumer.policy.ack == Ack::AfterInsert
-        {
+        let (batch, settled) = if self.stores() {
             let mut batch = batch;
             if self.suspected > 0 {
                 batch.truncate(self.suspected);
@@ -288,6 +318,11 @@ impl PartitionInbox {
         }
         self.report(&batch, &settled);
         Ok(settled.claims.len())
+    }
+
+    /// Returns whether messages are stored now instead of run.
+    fn stores(&self) -> bool {
+        self.probation > 0 || self.suspected == 1 || self.consumer.policy.ack == Ack::AfterInsert
     }
 
     /// Stores messages instead of running them: the retry workers count each attempt before it

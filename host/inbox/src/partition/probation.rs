@@ -8,7 +8,10 @@ use std::sync::Arc;
 use oncebox_model::error::InboxError;
 use sqlx::Row;
 
-use super::{PartitionInbox, clock::DatabaseClock, duplicate_payloads::DuplicatePayloads};
+use super::{
+    PartitionInbox, clock::DatabaseClock, duplicate_payloads::DuplicatePayloads,
+    payloads::FetchedPayloads,
+};
 use crate::{admission::Admission, batch::commit::commit_host, consumer::ConsumerInbox};
 
 /// Messages that run under a lease after a sign that one of them kills the process. A whole batch
@@ -50,6 +53,7 @@ impl PartitionInbox {
             single_runs_left: 0,
             made_progress: false,
             is_cleared: false,
+            fetched: FetchedPayloads::default(),
             duplicate_payloads,
             clock: DatabaseClock::default(),
             permit: None,
@@ -58,6 +62,7 @@ impl PartitionInbox {
 
     /// Gives the partition up cleanly: deletes its probation row.
     pub async fn close(mut self) {
+        self.fetched.clear();
         if self.is_cleared {
             return;
         }

@@ -10,10 +10,11 @@ use oncebox_model::{
     record::Record,
 };
 
-use super::{PartitionInbox, parking};
+use super::{PartitionInbox, parking, payloads::AttachedPayload};
 use crate::{
     admission::breaker::{BreakerDecision, Probe, RECHECK},
     batch::{claim::ClaimRequest, state::Routed},
+    reference::Unfetched,
 };
 
 /// Bytes of decoded JSON after which a batch ends. The last payload may exceed it, since a few
@@ -29,8 +30,8 @@ pub(super) enum Route {
 }
 
 impl PartitionInbox {
-    /// Decides for each record whether it runs or is parked. Stops at a record whose schema is not
-    /// at hand, and after many bytes of decoded JSON.
+    /// Decides for each record whether it runs or is parked. Stops at a record whose schema or
+    /// payload is not at hand, and after many bytes of decoded JSON.
     pub(super) fn route(
         &mut self,
         handlers: &dyn Handlers,
@@ -44,50 +45,66 @@ impl PartitionInbox {
             if decoded_bytes > DECODED_BYTES_MAX {
                 break; // later records come again, once the memory of these is free
             }
-            let Policy { identity, sequence, .. } = &self.consumer.policy;
+            let Policy { identity, sequence, reference, .. } = &self.consumer.policy;
+            let (sequence, reference) = (sequence.as_ref(), reference.as_ref());
             let decoder = self.consumer.decoder.get();
             let key = self.consumer.sessions.payload_key();
-            let decoded = identity::decode(record, identity, sequence.as_ref(), decoder, key);
-            routes.push(match decoded {
+            let decoded = identity::decode(record, identity, sequence, reference, decoder, key);
+            let route = match decoded {
                 Err((_, Undecodable::BadPayload(fault))) if fault.is_not_prepared() => break,
-                Err((record, why)) => Route::Park(parking::undecodable(&record, key, &why)),
+                Err((record, why)) => Some(Route::Park(parking::undecodable(&record, key, &why))),
                 Ok(message) => {
                     decoded_bytes += message.decoded.as_ref().map_or(0, |json| json.len());
                     self.route_message(handlers, message, horizon_ms)
                 }
-            });
+            };
+            let Some(route) = route else { break };
+            routes.push(route);
         }
         routes
     }
 
-    /// Decides whether a message runs, by the first reason to park it that holds.
+    /// Decides whether a message runs, by the first reason to park it that holds. Returns none
+    /// where its payload is still to be fetched.
     fn route_message(
         &mut self,
         handlers: &dyn Handlers,
-        message: Message,
+        mut message: Message,
         horizon_ms: Option<i64>,
-    ) -> Route {
+    ) -> Option<Route> {
         let consumer = &self.consumer;
         let ordering = consumer.ordering(&message);
         let timestamp_ms = message.record.timestamp_ms;
         if horizon_ms.is_some_and(|horizon| (1..horizon).contains(&timestamp_ms)) {
-            return Route::Park(parking::past_horizon(message, ordering));
+            return Some(Route::Park(parking::past_horizon(message, ordering)));
         }
-        let Some(handler) = handlers.resolve(&message, None) else {
-            return Route::Park(parking::unrouted(message, ordering));
+        let Some(mut handler) = handlers.resolve(&message, None) else {
+            return Some(Route::Park(parking::unrouted(message, ordering)));
         };
         let bytes_max = consumer.policy.limits.payload_bytes_max;
         if message.record.payload_bytes() > bytes_max {
-            return Route::Park(parking::too_large(message, ordering, bytes_max));
+            return Some(Route::Park(parking::too_large(message, ordering, bytes_max)));
         }
-        if let Some(fault) = consumer.schemas.fault(&message) {
-            return Route::Park(parking::invalid(message, ordering, &fault));
+        let mut version = Some(handler.version());
+        match self.attach_payload(&mut message) {
+            AttachedPayload::Whole => {
+                if let Some(fault) = self.consumer.schemas.fault(&message) {
+                    return Some(Route::Park(parking::invalid(message, ordering, &fault)));
+                }
+            }
+            AttachedPayload::Later => {}
+            AttachedPayload::Failed(failure) => {
+                (version, handler) = (None, Unfetched::instead_of(&*handler, failure));
+            }
+            AttachedPayload::NotFetched => return None,
         }
-        self.duplicate_payloads.observe(consumer, &message);
-        let shadow = handlers.shadow(&message).filter(|shadow| shadow.samples(&message.id));
-        let (version, generation) = (Some(handler.version()), handlers.generation());
+        self.duplicate_payloads.observe(&self.consumer, &message);
+        let shadow = handlers
+            .shadow(&message)
+            .filter(|shadow| version.is_some() && shadow.samples(&message.id));
+        let generation = handlers.generation();
         let request = ClaimRequest { message, version, reason: None, ordering };
-        Route::Run(Routed { request, lease: None, handler, generation, shadow })
+        Some(Route::Run(Routed { request, lease: None, handler, generation, shadow }))
     }
 
     /// Returns the record time before which messages are parked, in milliseconds; none where the

@@ -6,7 +6,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use oncebox_model::{
-    error::InboxError, headers, hooks, message::Message, outcome::FailureKind, record::Record,
+    error::InboxError,
+    headers, hooks,
+    message::Message,
+    outcome::{Failure, FailureKind},
+    record::Record,
 };
 use sqlx::{Row, postgres::PgRow};
 
@@ -29,6 +33,8 @@ pub(crate) struct Leased {
     pub(crate) version: Option<i32>,
     /// Reason why its payload does not decode; none where it does.
     pub(crate) fault: Option<String>,
+    /// Failure to fetch the payload that it refers to; none where there is none.
+    pub(crate) unfetched: Option<Failure>,
     /// Moment of the request for the lease, which is no later than its begin.
     asked_at: Instant,
 }
@@ -37,6 +43,11 @@ impl Leased {
     /// Returns whether a lease of this length has run out.
     pub(crate) fn has_run_out(&self, lease: Duration) -> bool {
         self.asked_at.elapsed() >= lease
+    }
+
+    /// Returns the time that a lease of this length has left.
+    pub(crate) fn left(&self, lease: Duration) -> Duration {
+        lease.saturating_sub(self.asked_at.elapsed())
     }
 
     /// Returns the message as a transaction takes it, to be run by a version.
@@ -71,7 +82,7 @@ impl ConsumerInbox {
             .bind(self.consumer_id)
             .bind(&self.owner)
             .bind(LEASE_MESSAGES)
-            .bind(self.policy.retry.lease_ms as i64)
+            .bind(self.policy.lease().as_millis() as i64)
             .bind(CRASHES_MAX)
             .bind(INTERRUPTIONS_MAX);
         let rows = transaction.rows(query).await;
@@ -248,6 +259,30 @@ impl ConsumerInbox {
         Ok(transaction.row(query).await?.try_get(0)?)
     }
 
+    /// Prolongs the lease of a message that waits for its payload or for admission. Returns whether
+    /// the lease was still valid.
+    pub(crate) async fn renew_lease(
+        &self,
+        admission: &Admission,
+        leased: &mut Leased,
+    ) -> Result<bool, InboxError> {
+        const RENEW: &str = "SELECT * FROM oncebox_host.renew_lease($1, $2, $3, $4, $5)";
+        let transaction = self.sessions.begin_admitted(admission).await?;
+        let asked_at = Instant::now();
+        let query = sqlx::query(RENEW)
+            .bind(transaction.secret())
+            .bind(self.consumer_id)
+            .bind(&leased.message.id)
+            .bind(leased.lease.epoch)
+            .bind(self.policy.lease().as_millis() as i64);
+        let renewed = transaction.row(query).await.and_then(|row| row.try_get(0));
+        let renewed = commit_host(transaction, renewed).await?;
+        if renewed {
+            leased.asked_at = asked_at;
+        }
+        Ok(renewed)
+    }
+
     /// Gives a lease back unused; the attempt did not happen. A release that fails is reported to
     /// the database later.
     pub(crate) async fn release(
@@ -298,6 +333,7 @@ fn read(row: &PgRow, asked_at: Instant) -> Result<Leased, sqlx::Error> {
         },
         version: row.try_get("version_id")?,
         fault: None,
+        unfetched: None,
     })
 }
 
@@ -323,6 +359,7 @@ fn read_message(row: &PgRow) -> Result<Message, sqlx::Error> {
         content_type: row.try_get("content_type")?,
         trace_parent: row.try_get("trace_parent")?,
         decoded: None,
+        fetched: None,
         payload_hash: row
             .try_get::<Option<&[u8]>, _>("payload_hash")?
             .and_then(|hash| hash.try_into().ok()),

@@ -1,13 +1,15 @@
 //! The retry workers. They run due messages of the inbox: retries, messages on probation, and all
 //! messages of a consumer that acks after the insert.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use oncebox_model::{
     error::InboxError,
     handler::{Handler, Handlers},
     outcome::{Disposition, Failure, FailureKind},
+    reference::FetchError,
 };
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -17,6 +19,7 @@ use crate::{
     },
     batch::state::{Routed, Settled},
     consumer::ConsumerInbox,
+    reference::Fetched,
     retry::lease::Leased,
 };
 
@@ -68,7 +71,8 @@ async fn work_off(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
             Err(
                 InboxError::BreakerOpen { .. }
                 | InboxError::RegistryUnavailable(_)
-                | InboxError::SchemaTimeout,
+                | InboxError::SchemaTimeout
+                | InboxError::StoreNotOpened(_),
             ) if waiting < WAITING_IN_A_ROW => {
                 waiting += 1;
             }
@@ -102,7 +106,9 @@ pub async fn step(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
         // The attempt did not happen.
         consumer.release(&admission, &leased, Duration::ZERO).await?;
     } else if consumer.decode_leased(&mut leased) {
-        consumer.run_leased(admission, &leased).await?;
+        if let Some(admission) = consumer.fetch_leased(admission, &mut leased, stop).await? {
+            consumer.run_leased(admission, &leased).await?;
+        }
     } else {
         // Nor did this one. A wait for a registry holds no lease and no place of the host.
         consumer.release(&admission, &leased, TROUBLE).await?;
@@ -140,6 +146,110 @@ impl ConsumerInbox {
         } else {
             None
         }
+    }
+
+    /// Fetches the payload of a leased message, where it refers to one and may run. The fetch holds
+    /// no admission of the host. Returns an admission for the run; none where the worker is told to
+    /// stop, or the lease is lost.
+    async fn fetch_leased(
+        &self,
+        admission: Admission,
+        leased: &mut Leased,
+        stop: &CancellationToken,
+    ) -> Result<Option<Admission>, InboxError> {
+        if leased.fault.is_some() || !self.refers(&leased.message) {
+            return Ok(Some(admission));
+        }
+        let handlers = self.handlers();
+        let Some(handler) = handlers.resolve(&leased.message, leased.version) else {
+            return Ok(Some(admission)); // it fails without a run
+        };
+        if let Some(left) = self.breakers.wait_of(&*handler) {
+            return Err(self.put_off(&admission, leased, handler.version(), left).await?);
+        }
+        drop(admission);
+        let Some((fetched, admission)) = self.fetch_and_admit(leased, stop).await? else {
+            return Ok(None);
+        };
+        match fetched {
+            Ok(payload) => leased.message.fetched = Some(payload),
+            Err(FetchError::Reference(error)) => leased.unfetched = Some(error.into()),
+            Err(error) => {
+                // The attempt did not happen.
+                self.release(&admission, leased, TROUBLE).await?;
+                return Err(InboxError::StoreNotOpened(error.to_string()));
+            }
+        }
+        Ok(Some(admission))
+    }
+
+    /// Fetches the payload of a leased message, then waits for the admission to its run. Renews the
+    /// lease meanwhile, so that no wait costs the message its place. Gives the lease back where the
+    /// worker is told to stop.
+    async fn fetch_and_admit(
+        &self,
+        leased: &mut Leased,
+        stop: &CancellationToken,
+    ) -> Result<Option<(Fetched, Admission)>, InboxError> {
+        let message = leased.message.clone();
+        let mut work = pin!(async {
+            let fetched = self.fetch(&message, true).await;
+            (fetched, self.admit(1, true).await)
+        });
+        let of_run = Duration::from_millis(self.policy.retry.lease_ms);
+        loop {
+            let spare = leased.left(self.policy.lease()).saturating_sub(of_run);
+            let renewal = async {
+                sleep(spare / 2).await;
+                self.admit_first().await
+            };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => {
+                    // The attempt did not happen.
+                    let admission = self.admit_first().await;
+                    self.release(&admission, leased, Duration::ZERO).await?;
+                    return Ok(None);
+                }
+                (fetched, admission) = &mut work => {
+                    let is_short = leased.left(self.policy.lease()) < of_run;
+                    let is_ours = !is_short || self.renew(&admission, leased).await?;
+                    return Ok(is_ours.then_some((fetched, admission)));
+                }
+                admission = renewal => {
+                    if !self.renew(&admission, leased).await? {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Renews a lease before its run. Returns false where another worker has it.
+    async fn renew(&self, admission: &Admission, leased: &mut Leased) -> Result<bool, InboxError> {
+        let renewed = self.renew_lease(admission, leased).await;
+        match renewed {
+            Ok(true) => {}
+            Ok(false) => self.has_lost(leased),
+            // A crash that was counted since is taken back.
+            Err(_) => self.was_interrupted(leased),
+        }
+        renewed
+    }
+
+    /// Gives a lease back whose version's circuit breaker waits, and returns the error that says
+    /// so. The attempt did not happen. Another version may take the message long before this one is
+    /// tried.
+    async fn put_off(
+        &self,
+        admission: &Admission,
+        leased: &Leased,
+        version: i32,
+        left: Duration,
+    ) -> Result<InboxError, InboxError> {
+        let retry_after = left.min(PUT_OFF);
+        self.release(admission, leased, retry_after).await?;
+        Ok(InboxError::BreakerOpen { version, retry_after })
     }
 
     /// Runs a leased message and records its result, or gives the lease back.
@@ -185,11 +295,7 @@ impl ConsumerInbox {
             BreakerDecision::Pass => None,
             BreakerDecision::Probe(probe) => Some(probe),
             BreakerDecision::Wait(left) => {
-                // The attempt did not happen. Another version may take the message long before this
-                // one is tried.
-                let retry_after = left.min(PUT_OFF);
-                self.release(admission, leased, retry_after).await?;
-                return Err(InboxError::BreakerOpen { version: handler.version(), retry_after });
+                return Err(self.put_off(admission, leased, handler.version(), left).await?);
             }
         };
         let (request, lease) = (leased.request(Some(handler.version())), Some(leased.lease));
@@ -218,6 +324,9 @@ impl ConsumerInbox {
             let text = "no deployment takes this event type";
             return Err(Failure::new(FailureKind::NoRoute, text));
         };
+        if let Some(failure) = &leased.unfetched {
+            return Err(failure.clone());
+        }
         match leased.fault.clone().or_else(|| self.schemas.fault(&leased.message)) {
             Some(fault) => Err(Failure::new(FailureKind::Schema, fault)),
             None => Ok(handler),
@@ -278,7 +387,7 @@ impl ConsumerInbox {
     /// away. The worker that took it over counted a crash that was none; the database takes that
     /// back.
     fn has_lost(&self, leased: &Leased) {
-        if leased.has_run_out(Duration::from_millis(self.policy.retry.lease_ms)) {
+        if leased.has_run_out(self.policy.lease()) {
             self.was_interrupted(leased);
         }
     }

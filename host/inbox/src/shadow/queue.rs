@@ -60,6 +60,7 @@ impl Sampled {
         let side = |side: &Option<String>| side.as_ref().map_or(0, String::len);
         self.message.record.size()
             + self.message.decoded.as_ref().map_or(0, |json| json.len())
+            + self.message.fetched.as_ref().map_or(0, |payload| payload.len())
             + changes.map(|change| side(&change.before) + side(&change.after)).sum::<usize>()
     }
 }

@@ -66,6 +66,10 @@ defects! {
     DropBeforeMove = "drop_before_move",
     /// A time partition is dropped although its archive lacks messages.
     DropBeforeArchiveVerified = "drop_before_archive_verified",
+    /// A reference may lead out of the bucket and the prefix of its tenant.
+    ReferencesUnjudged = "references_unjudged",
+    /// A message whose payload was not fetched runs by what it carries.
+    ReferenceRuns = "reference_runs",
     /// A message with a known id and another payload counts as a duplicate.
     CollisionsDropped = "collisions_dropped",
     /// A fault of the host costs the message an attempt.

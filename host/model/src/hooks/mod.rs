@@ -25,7 +25,7 @@ pub use defects::Defect;
 use points::is_known;
 pub use points::{
     ACTION_POINTS, ARCHIVE_ERASE_POINTS, CHANGE_POINTS, COPY_POINTS, ERASE_POINTS, POINTS,
-    REMOVAL_POINTS, RETENTION_POINTS, TENANT_DATABASE_POINTS,
+    REFERENCE_POINTS, REMOVAL_POINTS, RETENTION_POINTS, TENANT_DATABASE_POINTS,
 };
 
 /// State in which no point is armed, and only [`arm`] can arm one.

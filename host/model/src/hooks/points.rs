@@ -29,6 +29,9 @@ pub const POINTS: &[&str] = &[
     "kafka:commit:after",
 ];
 
+/// Every fail point of a message whose payload the host fetches, before those of other messages.
+pub const REFERENCE_POINTS: &[&str] = &["reference:fetch:after"];
+
 /// Every fail point of a host's work on a changed consumer.
 pub const CHANGE_POINTS: &[&str] = &[
     "consumer:drained:before",
@@ -99,6 +102,7 @@ pub const ARCHIVE_ERASE_POINTS: &[&str] =
 pub(super) fn is_known(name: &str) -> bool {
     [
         POINTS,
+        REFERENCE_POINTS,
         CHANGE_POINTS,
         ACTION_POINTS,
         COPY_POINTS,

@@ -11,8 +11,10 @@ use self::cloudevents::CloudEvent;
 use crate::{
     message::Message,
     payload_key::PayloadKey,
-    policy::{IdSource, IdentityPolicy, KeySource, Sequence, TypeSource, VersionSource},
-    record::Record,
+    policy::{
+        IdSource, IdentityPolicy, KeySource, ReferencePolicy, Sequence, TypeSource, VersionSource,
+    },
+    record::{self, Record},
 };
 
 /// The reason why a record is no message.
@@ -54,7 +56,8 @@ pub(crate) const JSON: &str = "application/json";
 const ID_BYTES_MAX: usize = 512;
 
 /// Decodes a record by its consumer's policy, with a decoder where payloads come in the wire format
-/// of a schema registry. Hashes the payload under the tenant's key.
+/// of a schema registry. Hashes the payload under the tenant's key, with the reference to another
+/// one where a header has it.
 ///
 /// # Errors
 ///
@@ -67,6 +70,7 @@ pub fn decode(
     record: Record,
     policy: &IdentityPolicy,
     sequence: Option<&Sequence>,
+    reference: Option<&ReferencePolicy>,
     decoder: Option<&Decoder>,
     key: &PayloadKey,
 ) -> Result<Message, (Record, Undecodable)> {
@@ -100,12 +104,16 @@ pub fn decode(
                     event.content_type.clone()
                 },
                 decoded: decoded.map(|decoded| decoded.json.into()),
+                fetched: None,
                 trace_parent: event.trace_parent.clone(),
                 payload_hash: None,
                 record: event.unfold(record),
             };
             let payload = message.record.payload.as_deref();
-            message.payload_hash = payload.map(|payload| key.hash(payload));
+            message.payload_hash = match reference.and_then(|of| of.header(&message.record)) {
+                Some(header) => Some(key.hash_with_reference(payload.unwrap_or_default(), header)),
+                None => payload.map(|payload| key.hash(payload)),
+            };
             Ok(message)
         }
     }
@@ -133,11 +141,7 @@ impl Lookup<'_> {
     ) -> Result<Identified, Undecodable> {
         let event_type = self.event_type(&policy.event_type)?;
         let id = self.id(&policy.id)?;
-        let id = if policy.scoped_by_event_type {
-            format!("{}:{id}", event_type.replace('%', "%25").replace(':', "%3A"))
-        } else {
-            id
-        };
+        let id = if policy.scoped_by_event_type { scoped(&event_type, &id) } else { id };
         valid(&id).map_err(Undecodable::BadId)?;
         let ordering_key = match &policy.ordering_key {
             KeySource::RecordKey => self.record.key.clone(),
@@ -232,6 +236,28 @@ fn valid(text: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Returns an id with the event type before it. Colons of the type are written in another way.
+fn scoped(event_type: &str, id: &str) -> String {
+    format!("{}:{id}", event_type.replace('%', "%25").replace(':', "%3A"))
+}
+
+/// Returns an id without the event type that [`scoped`] puts before it.
+fn unscoped(id: &str) -> &str {
+    id.split_once(':').map_or(id, |(_, id)| id)
+}
+
+/// Returns whether the id that a record got by this policy is the position of the record.
+pub fn is_by_position(
+    policy: &IdentityPolicy,
+    id: &str,
+    topic: &str,
+    partition: i32,
+    offset: i64,
+) -> bool {
+    let id = if policy.scoped_by_event_type { unscoped(id) } else { id };
+    record::is_position(id, topic, partition, offset)
+}
+
 /// Returns what deduplication by this policy collapses: all deliveries of one event, or only the
 /// deliveries of one record. Shown with the policy.
 pub fn collapses(policy: &IdentityPolicy) -> Cow<'static, str> {
@@ -272,12 +298,34 @@ mod tests {
         expected: Result<(&str, &str), Undecodable>,
     ) {
         let policy: IdentityPolicy = toml::from_str(policy).expect("a policy of the test");
-        let decoded = decode(record(headers, payload), &policy, None, None, &key());
+        let decoded = decode(record(headers, payload), &policy, None, None, None, &key());
         let decoded = decoded
             .as_ref()
             .map(|m| (m.id.as_str(), m.event_type.as_str()))
             .map_err(|(_, why)| why.clone());
         assert_eq!(decoded, expected);
+    }
+
+    // What could go wrong: a position passes for an id of the producer, or the other way round,
+    // with a colon in the event type, or without a topic id.
+    #[test]
+    fn a_position_is_recognised_as_it_is_written() {
+        for scope in ["", "scoped_by_event_type = true\n"] {
+            let policy = "id = [{header = 'x-id'}, 'position']\nevent_type = [{header = 't'}]\n";
+            let policy: IdentityPolicy = toml::from_str(&(policy.to_owned() + scope)).expect(scope);
+            let is_by_position = |topic_id: Option<&str>, headers: &[(&str, &str)]| {
+                let record = Record { topic_id: topic_id.map(Into::into), ..record(headers, "") };
+                let message = decode(record, &policy, None, None, None, &key()).expect("a message");
+                super::is_by_position(&policy, &message.id, "orders", 3, 42)
+            };
+            for topic_id in [None, Some("T1")] {
+                assert!(is_by_position(topic_id, &[("t", "a:b%3A")]), "{scope}");
+                for id in ["orders:3:41", "orders:3", "3:42", "orders:T1:T2:3:42", "x:3:42"] {
+                    let headers = [("t", "a:b"), ("x-id", id)];
+                    assert!(!is_by_position(topic_id, &headers), "{scope}{id}");
+                }
+            }
+        }
     }
 
     const CE: &[(&str, &str)] =
@@ -313,7 +361,8 @@ mod tests {
         check(headers, event, "", Ok(("/s 1", "t")));
         check(headers, "{", "", Err(Undecodable::BadEvent("it is not JSON".into())));
         let policy = IdentityPolicy::default();
-        let message = decode(record(headers, event), &policy, None, None, &key()).expect("decodes");
+        let message =
+            decode(record(headers, event), &policy, None, None, None, &key()).expect("decodes");
         assert_eq!(message.record.payload.as_deref(), Some(br#"{"a":1}"#.as_slice()));
         assert_eq!(message.record.header("ce_type"), Some(b"t".as_slice()));
     }
@@ -359,7 +408,7 @@ mod tests {
         let version = |headers: &[(&str, &str)], payload, source| {
             let sequence =
                 toml::from_str(&format!("version = {source}")).expect("a sequence of the test");
-            decode(record(headers, payload), &by_position, Some(&sequence), None, &key())
+            decode(record(headers, payload), &by_position, Some(&sequence), None, None, &key())
                 .map(|m| m.sequence)
                 .map_err(|(_, why)| why)
         };
@@ -381,7 +430,7 @@ mod tests {
         let sequence =
             toml::from_str("version = { header = 'v' }").expect("a sequence of the test");
         assert_eq!(
-            decode(keyless, &by_position, Some(&sequence), None, &key())
+            decode(keyless, &by_position, Some(&sequence), None, None, &key())
                 .map_err(|(_, why)| why)
                 .err(),
             Some(Undecodable::NoKey)

@@ -2,7 +2,8 @@
 
 use super::{
     Ack, Collision, DeadLetters, Dedup, IdSource, KeySource, Order, PastHorizon, PayloadPolicy,
-    Policy, TypeSource, VersionSource, WATCHED_MAX, WireFormat, retry::LEASE_ROOM_MS, schemas,
+    Policy, ReferenceSource, TypeSource, VersionSource, WATCHED_MAX, WireFormat,
+    retry::LEASE_ROOM_MS, schemas,
 };
 use crate::{error::InboxError, problem::Problem};
 
@@ -43,6 +44,13 @@ pub(super) fn refuse(problems: Vec<PolicyProblem>) -> Result<(), InboxError> {
     }
 }
 
+/// Returns whether a text can be the name of a store.
+fn is_name(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_lowercase())
+        && text.len() <= 63
+        && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+}
+
 /// Maximum bytes of the name of a header.
 const HEADER_BYTES_MAX: usize = 256;
 /// Maximum bytes of a JSON pointer.
@@ -51,6 +59,9 @@ const POINTER_BYTES_MAX: usize = 1_024;
 const SOURCES_MAX: usize = 16;
 /// Maximum bytes of an event type.
 const EVENT_TYPE_BYTES_MAX: usize = 512;
+
+/// Maximum of days that a factor names: a century.
+const DAYS_MAX: u64 = 36_525;
 
 const DAY_MS: u64 = 24 * 3_600 * 1_000;
 
@@ -96,12 +107,14 @@ impl Policy {
             found.push(PolicyProblem::new(&key, text));
         }
         self.check_together(&mut found);
+        self.check_factors(&mut found);
         found
     }
 
     /// Checks each number against its range.
     fn check_ranges(&self, found: &mut Vec<PolicyProblem>) {
-        let Self { batch, sequence, retry, breaker, limits, kafka, .. } = self;
+        let Self { batch, sequence, reference, retry, breaker, limits, factors, kafka, .. } = self;
+        let reference = reference.as_ref();
         let ranges = [
             ("batch.messages_max", batch.messages_max as u64, 1_000),
             ("batch.duration_ms", batch.duration_ms, 60_000),
@@ -110,6 +123,16 @@ impl Policy {
                 sequence.as_ref().map_or(1, |sequence| sequence.gap_wait_ms),
                 30 * DAY_MS,
             ),
+            (
+                "reference.bytes_max",
+                reference.map_or(1, |reference| reference.bytes_max as u64),
+                128 << 20,
+            ),
+            (
+                "reference.timeout_ms",
+                reference.map_or(1, |reference| reference.timeout_ms),
+                600_000,
+            ),
             ("retry.attempts_max", retry.attempts_max.into(), 1_000),
             ("retry.backoff_min_ms", retry.backoff_min_ms, 30 * DAY_MS),
             ("retry.backoff_max_ms", retry.backoff_max_ms, 30 * DAY_MS),
@@ -117,6 +140,11 @@ impl Policy {
             ("retry.lease_ms", retry.lease_ms, 30 * DAY_MS),
             ("retry.workers", retry.workers as u64, 64),
             ("retry.age_max_ms", retry.age_max_ms.unwrap_or(1), 366 * DAY_MS),
+            ("factors.legal_min_days", factors.legal_min_days.unwrap_or(1), DAYS_MAX),
+            ("factors.legal_max_days", factors.legal_max_days.unwrap_or(1), DAYS_MAX),
+            ("factors.id_unique_days", factors.id_unique_days.unwrap_or(1), DAYS_MAX),
+            ("factors.replay_days", factors.replay_days.unwrap_or(1), DAYS_MAX),
+            ("factors.budget_bytes", factors.budget_bytes.unwrap_or(1), 1 << 53),
             ("breaker.failures_percent", breaker.failures_percent.into(), 99),
             ("breaker.runs_min", breaker.runs_min.into(), 1_000_000),
             ("breaker.window_ms", breaker.window_ms, DAY_MS),
@@ -192,9 +220,14 @@ impl Policy {
             VersionSource::Header(name) => ("sequence.version", name, header),
             VersionSource::JsonPointer(to) => ("sequence.version", to, pointer),
         });
+        let reference = self.reference.as_ref().map(|reference| match &reference.source {
+            ReferenceSource::Header(name) => ("reference.source", name, header),
+            ReferenceSource::JsonPointer(to) => ("reference.source", to, pointer),
+        });
         let schemas =
             self.schemas.keys().map(|event_type| ("schemas", event_type, EVENT_TYPE_BYTES_MAX));
-        for (key, text, most) in ids.chain(types).chain(key).chain(version).chain(schemas) {
+        let sources = ids.chain(types).chain(key).chain(version).chain(reference);
+        for (key, text, most) in sources.chain(schemas) {
             let is_known = found.iter().any(|problem| problem.key == key);
             if !is_known && (text.len() > most || text.chars().any(char::is_control)) {
                 let rule = format!(
@@ -230,8 +263,14 @@ impl Policy {
 
     /// Returns the rules between keys of deduplication, order and identity: the key to report,
     /// whether the rule is broken, and the problem.
-    fn identity_rules(&self) -> [(&'static str, bool, &'static str); 6] {
+    fn identity_rules(&self) -> [(&'static str, bool, &'static str); 7] {
         [
+            (
+                "reference.store",
+                self.reference.as_ref().is_some_and(|reference| !is_name(&reference.store)),
+                "`reference.store` is no name of a store; that is a lower-case letter, then up to \
+                    62 of a-z, 0-9 and `-`",
+            ),
             (
                 "dedup",
                 self.dedup == Dedup::Off && self.ack == Ack::AfterInsert,

@@ -2,7 +2,8 @@
 
 use super::{
     Ack, Alerts, Collision, Dedup, Gap, IdSource, Jitter, KeySource, NoRoute, Order, PastHorizon,
-    PayloadPolicy, Policy, Retention, Retry, Sequence, TypeSource, VersionSource, WireFormat,
+    PayloadPolicy, Policy, ReferencePolicy, ReferenceSource, Retention, Retry, Sequence,
+    TypeSource, VersionSource, WireFormat,
 };
 use crate::identity::collapses;
 
@@ -33,11 +34,27 @@ impl Sequence {
     }
 }
 
+impl ReferencePolicy {
+    fn explain(&self) -> String {
+        let place = match &self.source {
+            ReferenceSource::Header(name) => format!("the header `{name}`"),
+            ReferenceSource::JsonPointer(pointer) => format!("`{pointer}` of the payload"),
+        };
+        format!(
+            " Where {place} is a reference, the payload is the object that it names in the store \
+                `{}`: of at most {} bytes, fetched within {} before each run, and not kept.",
+            self.store,
+            self.bytes_max,
+            duration(self.timeout_ms)
+        )
+    }
+}
+
 impl Policy {
     /// Describes what a consumer with this policy does, a paragraph each, in the order of a
     /// message's path.
     pub fn explain(&self) -> Vec<String> {
-        let parts = [
+        let mut parts = vec![
             self.reads(),
             self.identifies(),
             self.acks(),
@@ -50,7 +67,8 @@ impl Policy {
             self.breaks(),
             self.alerts(),
         ];
-        parts.into()
+        parts.extend(self.effects.explain());
+        parts
     }
 
     fn alerts(&self) -> String {
@@ -91,8 +109,9 @@ impl Policy {
                     that does not decode is parked."
             }
         };
+        let fetched = self.reference.as_ref().map(ReferencePolicy::explain).unwrap_or_default();
         format!(
-            "It reads {} as {group}.{encoded}",
+            "It reads {} as {group}.{encoded}{fetched}",
             listed(self.topics.iter().map(|topic| format!("`{topic}`")), "and")
         )
     }
@@ -128,6 +147,21 @@ impl Policy {
     }
 
     fn remembers(&self) -> String {
+        format!("{}{}{}", self.remembers_for(), self.raises(), self.factors.explain())
+    }
+
+    /// Describes the raise of a memory that is too short.
+    fn raises(&self) -> String {
+        self.raise_bound().map_or_else(String::new, |bound| {
+            format!(
+                " Where that is too short for the longest redelivery, the memory of a new consumer \
+                    would be raised, to `{}` at most.",
+                bound.name()
+            )
+        })
+    }
+
+    fn remembers_for(&self) -> String {
         let mut replay = if self.replay.allowed {
             String::new()
         } else {
@@ -247,7 +281,7 @@ impl Policy {
             listed(steps.into_iter(), "and"),
             retry.attempts_max,
             duration(together),
-            duration(retry.lease_ms)
+            duration(self.lease().as_millis() as u64)
         )
     }
 
@@ -364,7 +398,7 @@ impl Retention {
         match self {
             Self::SevenDays => "for 7 days",
             Self::ThirtyDays => "for 30 days",
-            Self::OneYear => "for a year",
+            Self::OneYear => "for 366 days",
             Self::Permanent => "for ever",
         }
     }
@@ -382,7 +416,7 @@ fn workers(retry: &Retry) -> String {
 }
 
 /// Joins items with commas, and the last with a word.
-fn listed(items: impl Iterator<Item = String>, word: &str) -> String {
+pub(super) fn listed(items: impl Iterator<Item = String>, word: &str) -> String {
     let mut items: Vec<_> = items.collect();
     match items.pop() {
         Some(last) if !items.is_empty() => format!("{} {word} {last}", items.join(", ")),
@@ -461,6 +495,16 @@ mod tests {
                     effect. One that may have been forgotten since, by its offset, is parked.",
             ),
             ("replay = { past_horizon = 'run' }", "forgotten since runs again."),
+            (
+                "replay = { horizon = 'raise', raise_max = '30d' }",
+                "too short for the longest redelivery, the memory of a new consumer would be \
+                    raised, to `30d` at most.",
+            ),
+            (
+                "factors = { legal_min_days = 5, legal_max_days = 40, effect_risk = 'high' }",
+                "compared with what its owner says: the law demands 5 days at least, the law \
+                    allows 40 days at most and a second effect cannot be corrected.",
+            ),
             ("payload = 'none'", "cannot be run again"),
             ("payload = 'all'", "of every message"),
             ("no_route = 'skip'", "is skipped"),
@@ -500,6 +544,20 @@ mod tests {
             ),
             ("kafka = { group = 'mine' }", "the Kafka group `mine`"),
             ("wire_format = 'confluent'", "are decoded by the schemas of the registry"),
+            (
+                "reference = { store = 'docs', source = { header = 'ref' } }",
+                "Where the header `ref` is a reference, the payload is the object that it names in \
+                    the store `docs`: of at most 8388608 bytes, fetched within 30 s before each run",
+            ),
+            (
+                "reference = { store = 'docs', source = { header = 'ref' } }",
+                "while it runs a message again is waited for 40 s",
+            ),
+            (
+                "reference = { store = 'docs', source = { json_pointer = '/r' }, bytes_max = 9 }",
+                "Where `/r` of the payload is a reference, the payload is the object that it names \
+                    in the store `docs`: of at most 9 bytes",
+            ),
             (
                 "wire_format = 'confluent'\nidentity = { event_type = ['schema'] }",
                 "Its event type is the name in the payload's schema",

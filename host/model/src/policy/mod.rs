@@ -16,6 +16,8 @@ mod limits;
 mod alerts;
 // The schemas of payloads.
 mod schemas;
+// The references of messages to their payloads.
+mod reference;
 // The compilation of those schemas, off the threads that serve all tenants.
 mod apart;
 // From a text to a policy, with everything that is wrong with it.
@@ -28,8 +30,20 @@ mod native;
 mod explain;
 // The questions to ask of an inbox, answered by a policy.
 mod readiness;
+// The times for which an inbox can remember.
+mod retention;
+// The effects outside the database, as the owner declares them.
+mod effects;
+// The factors that choose a retention, beside the brokers.
+mod factors;
+// The time for which topics keep records.
+mod topic_retention;
+// The inputs of the proof below.
+mod horizon_input;
 // The proof that the inbox remembers for long enough.
 mod horizon;
+// The raise of the memory of a new consumer to what the proof needs.
+mod raise;
 
 use std::collections::BTreeMap;
 
@@ -40,19 +54,23 @@ pub use self::{
     apart::apart,
     batch::Batch,
     check::PolicyProblem,
-    horizon::{
-        BrokerRetention, Horizon, HorizonInput, HorizonVerdict, MARGIN, Redelivery, TimeSpan,
-        TopicRetention, TopicSettings,
-    },
+    effects::{Effects, OutsideEffects},
+    factors::{EffectRisk, Factors, MARGIN},
+    horizon::{Horizon, HorizonVerdict, MemoryFacts, Redelivery},
+    horizon_input::{HorizonInput, RetentionFactor, TimeSpan},
     light::{LightRows, RowForm},
     limits::{Limits, OF_CONSUMER},
     native::{TOPICS_MAX, group_fault, is_pattern, properties_fault, topic_fault, topics_fault},
     order::{Gap, Order, Sequence},
     parse::toml_error,
+    raise::{HorizonRule, MemoryRaise},
     readiness::{ReadinessAnswer, ReadinessVerdict},
+    reference::{ReferencePolicy, ReferenceSource},
+    retention::Retention,
     retry::{Jitter, Preset, Retry},
     schemas::{PayloadSchema, Schemas},
     source::{IdSource, IdentityPolicy, KeySource, TypeSource, VersionSource},
+    topic_retention::{BrokerRetention, TopicRetention, TopicSettings},
 };
 
 /// The policy of one consumer. Unknown keys are refused.
@@ -81,6 +99,12 @@ pub struct Policy {
     /// Time for which the inbox remembers a completed message.
     #[serde(default)]
     pub retention: Retention,
+    /// Factors that `retention` is compared with, beside the brokers.
+    #[serde(default, skip_serializing_if = "Factors::is_default")]
+    pub factors: Factors,
+    /// Effects outside the database, as the owner declares them.
+    #[serde(default, skip_serializing_if = "Effects::is_default")]
+    pub effects: Effects,
     /// Rows that keep payload and headers.
     #[serde(default)]
     pub payload: PayloadPolicy,
@@ -97,6 +121,10 @@ pub struct Policy {
     /// Sources of id, event type and ordering key.
     #[serde(default)]
     pub identity: IdentityPolicy,
+    /// References of messages to payloads that the host fetches; none where payloads stand in the
+    /// messages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<ReferencePolicy>,
     /// Schemas of payloads, by event type; keys may also be `orders.*` and `*`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub schemas: BTreeMap<String, PayloadSchema>,
@@ -146,47 +174,6 @@ pub enum Dedup {
     /// No claim is written: a redelivered message has its effect again. For telemetry, and for
     /// handlers that are idempotent by themselves. Failures still become rows.
     Off,
-}
-
-/// Retention classes; each has its own set of time partitions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub enum Retention {
-    /// Seven days.
-    #[default]
-    #[serde(rename = "7d")]
-    SevenDays,
-    /// Thirty days.
-    #[serde(rename = "30d")]
-    ThirtyDays,
-    /// One year.
-    #[serde(rename = "1y")]
-    OneYear,
-    /// For ever.
-    #[serde(rename = "permanent")]
-    Permanent,
-}
-
-impl Retention {
-    /// Returns the class's key in `oncebox.retention_class`.
-    pub fn class(self) -> i16 {
-        match self {
-            Self::SevenDays => 1,
-            Self::ThirtyDays => 2,
-            Self::OneYear => 3,
-            Self::Permanent => 4,
-        }
-    }
-
-    /// Returns the number of days for which a completed message is surely remembered; none for
-    /// ever.
-    pub fn days(self) -> Option<i64> {
-        match self {
-            Self::SevenDays => Some(7),
-            Self::ThirtyDays => Some(30),
-            Self::OneYear => Some(365),
-            Self::Permanent => None,
-        }
-    }
 }
 
 /// The rows that keep payload and headers. A row that is still to be run always has them.
@@ -305,11 +292,22 @@ pub struct Replay {
     pub allowed: bool,
     /// Treatment of an unknown message that the inbox may have forgotten.
     pub past_horizon: PastHorizon,
+    /// Treatment of a new consumer whose memory is shorter than the longest redelivery needs.
+    #[serde(skip_serializing_if = "HorizonRule::is_keep")]
+    pub horizon: HorizonRule,
+    /// Longest class that `horizon = "raise"` may choose; none for the next longer one that ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub raise_max: Option<Retention>,
 }
 
 impl Default for Replay {
     fn default() -> Self {
-        Self { allowed: true, past_horizon: PastHorizon::default() }
+        Self {
+            allowed: true,
+            past_horizon: PastHorizon::default(),
+            horizon: HorizonRule::default(),
+            raise_max: None,
+        }
     }
 }
 
@@ -398,8 +396,11 @@ mod tests {
         let policy = "topics = ['t']\nack = 'after_commit'\norder = 'key'\nwire_format = \
             'confluent'\nsequence = { version = { header = 'v' }, first = 1 }\nretry = { preset = \
             'seed-002', age_max_ms = 1 }\ndead_letters = { topic = 'd' }\nreplay = { allowed = \
-            false }\nlimits = { transactions_max = 1, messages_per_second = 1 }\ninbox = \
-            'light'\nlight = { result = true }\ncollision = 'ignore'";
+            false, horizon = 'raise', raise_max = '1y' }\nfactors = { legal_min_days = 1, \
+            legal_max_days = 500, id_unique_days = 500, replay_days = 1, budget_bytes = 1, \
+            effect_risk = 'high' }\nlimits = { transactions_max = 1, messages_per_second = 1 \
+            }\neffects = { outside = 'none' }\ninbox = 'light'\nlight = { result = true \
+            }\ncollision = 'ignore'\nreference = { store = 's', source = { header = 'r' } }";
         let policy =
             serde_json::to_value(Policy::parse(policy).expect("a policy")).expect("a value");
         let mut keys = Vec::new();

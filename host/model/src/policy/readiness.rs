@@ -1,7 +1,8 @@
 //! The questions to ask of a consumer before relying on it, answered as far as its policy can.
 
 use super::{
-    Ack, Collision, Dedup, IdSource, Order, PayloadPolicy, Policy, Retention, explain::duration,
+    Ack, Collision, Dedup, IdSource, Order, OutsideEffects, PayloadPolicy, Policy, Retention,
+    explain::duration,
 };
 
 /// The verdict on one question.
@@ -59,13 +60,7 @@ impl Policy {
                         another program does it",
                 ),
             ),
-            (
-                "Does the other side get an idempotency key?",
-                look(
-                    "give what carries such a row out the message's id, or one derived from it, as \
-                        its idempotency key",
-                ),
-            ),
+            ("Does the other side get an idempotency key?", self.is_keyed()),
             ("May messages be replayed?", self.replay()),
             ("Does a dead letter keep its id?", self.dead_letters()),
             ("How long is a message remembered?", self.memory()),
@@ -93,6 +88,21 @@ impl Policy {
             .into_iter()
             .map(|(question, (standing, answer))| ReadinessAnswer { question, standing, answer })
             .collect()
+    }
+
+    fn is_keyed(&self) -> (ReadinessVerdict, String) {
+        match self.effects.outside {
+            None => look(
+                "give what carries such a row out the message's id, or one derived from it, as its \
+                    idempotency key; then `effects.outside = \"keyed\"` declares it",
+            ),
+            Some(OutsideEffects::None) => {
+                holds("no program acts on the rows, as `effects.outside` declares")
+            }
+            Some(OutsideEffects::Keyed) => {
+                holds("what acts on the rows gives a key, as `effects.outside` declares")
+            }
+        }
     }
 
     fn dead_letters(&self) -> (ReadinessVerdict, String) {
@@ -242,7 +252,8 @@ impl Policy {
                 Look,
                 format!(
                     "`retention` promises {}: `oncebox retention explain` holds that against the \
-                        topics' `retention.ms`; compare it with your longest backfill yourself",
+                        topics' `retention.ms`, and against your longest backfill where \
+                        `factors.replay_days` names it",
                     self.retention.explain().trim_start_matches("for ")
                 ),
             ),
@@ -251,7 +262,7 @@ impl Policy {
     }
 
     fn takeover(&self) -> (ReadinessVerdict, String) {
-        let lease = duration(self.retry.lease_ms);
+        let lease = duration(self.lease().as_millis() as u64);
         match self.ack {
             Ack::AfterCommit => (
                 Holds,
@@ -309,6 +320,8 @@ mod tests {
         assert_eq!(missing("collision = 'ignore'"), 0);
         assert_eq!(standings("collision = 'ignore'")[2], Look);
         assert_eq!(standings("inbox = 'light'")[2], Look, "light rows keep no hash");
+        let outside = |word| standings(&format!("effects = {{ outside = '{word}' }}"))[8];
+        assert_eq!((standings("")[8], outside("none"), outside("keyed")), (Look, Holds, Holds));
         assert_eq!(
             (standings("")[10], standings("payload = 'none'")[10]),
             (Holds, Look),

@@ -1,13 +1,16 @@
 //! Verdict on a component: its world, or its problems in words for its author.
 
-use oncebox_model::Problem;
+use oncebox_model::{
+    Problem,
+    contract::{CONTRACT, is_given},
+};
 
 use super::{
     Allowance, quoted,
     scan::{ComponentExport, ComponentImport, Scan},
 };
 use crate::{
-    component::{BATCH, CONTRACT, SINGLE, is_given, is_same_interface},
+    component::{BATCH, SINGLE, is_same_interface},
     engine::{
         CORE_INSTANCES_MAX, MEMORIES_MAX, MEMORIES_OF_MODULE_MAX, TABLE_ELEMENTS_MAX, TABLES_MAX,
         TABLES_OF_MODULE_MAX,

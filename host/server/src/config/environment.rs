@@ -58,6 +58,11 @@ pub(super) const OVERRIDES: &[(&str, &str, &str)] = &[
     ("archive", "secret_access_key_file", "ONCEBOX_ARCHIVE_SECRET_ACCESS_KEY_FILE"),
     ("archive", "ca_file", "ONCEBOX_ARCHIVE_CA_FILE"),
     ("archive", "allow_http", "ONCEBOX_ARCHIVE_ALLOW_HTTP"),
+    ("references", "stall_ms", "ONCEBOX_REFERENCES_STALL_MS"),
+    ("references", "fetches_max", "ONCEBOX_REFERENCES_FETCHES_MAX"),
+    ("references", "consumer_fetches_max", "ONCEBOX_REFERENCES_CONSUMER_FETCHES_MAX"),
+    ("references", "memory_bytes", "ONCEBOX_REFERENCES_MEMORY_BYTES"),
+    ("references", "tenant_memory_bytes", "ONCEBOX_REFERENCES_TENANT_MEMORY_BYTES"),
     ("storage", "measure_ms", "ONCEBOX_STORAGE_MEASURE_MS"),
     ("shutdown", "drain_ms", "ONCEBOX_SHUTDOWN_DRAIN_MS"),
 ];

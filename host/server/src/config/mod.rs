@@ -7,6 +7,7 @@ mod http;
 mod kafka;
 mod keys;
 mod log;
+mod references;
 mod retention;
 mod runtime;
 mod schema_registry;
@@ -18,6 +19,7 @@ pub use http::{ApiSettings, HttpSettings};
 pub use kafka::KafkaSettings;
 pub use keys::KeySettings;
 pub use log::{LogFormat, LogSettings, ShutdownSettings};
+pub use references::{ReferenceSettings, ReferenceStore};
 pub use retention::{DailyWindow, RetentionSettings};
 pub use runtime::RuntimeSettings;
 pub use schema_registry::SchemaRegistrySettings;
@@ -61,6 +63,8 @@ pub struct Config {
     pub retention: RetentionSettings,
     /// The place to which messages go before that.
     pub archive: ArchiveSettings,
+    /// The stores from which payloads are fetched.
+    pub references: ReferenceSettings,
     /// The measurement of the size of inboxes.
     pub storage: StorageSettings,
     /// The drain at the end of the process.
@@ -160,7 +164,7 @@ impl Config {
     /// actor.
     ///
     /// # Errors
-    /// The database or the master key is not configured, or the archive cannot be used.
+    /// The database or the master key is not configured, or the archive or a store cannot be used.
     pub fn admin(&self) -> Result<Control> {
         let actor = std::env::var("USER").unwrap_or_else(|_| "cli".to_owned());
         let DatabaseSettings {
@@ -175,7 +179,8 @@ impl Config {
             statement_timeout_ms: migration_statement_timeout_ms,
         };
         let control = Control::new(self.connect_options()?, self.master_key()?, actor)
-            .bounding_migrations(migrations);
+            .bounding_migrations(migrations)
+            .fetching_from(self.references.stores()?);
         Ok(match self.archive.store()? {
             Some(store) => control.archiving_at(store),
             None => control,
@@ -236,6 +241,7 @@ mod tests {
         default.api.tls_key_file = config.api.tls_key_file.clone();
         default.retention.window = config.retention.window;
         default.archive = config.archive.clone();
+        default.references.stores = config.references.stores.clone();
         default.kafka = config.kafka.clone();
         default.schema_registry = config.schema_registry.clone();
         assert_eq!(format!("{config:?}"), format!("{default:?}"));

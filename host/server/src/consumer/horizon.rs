@@ -11,7 +11,7 @@ use std::{
 };
 
 use oncebox_kafka::{ConsumerConfig, topic_settings};
-use oncebox_model::policy::{Horizon, HorizonVerdict, Policy, TimeSpan};
+use oncebox_model::policy::{Horizon, HorizonVerdict, MemoryFacts, Policy, Redelivery, TimeSpan};
 use tokio::time::Instant;
 
 use crate::brokers::{ASK, redelivery};
@@ -105,7 +105,7 @@ impl Horizons {
         for ((key, config), topics) in keys.iter().zip(&configs).zip(found) {
             // A consumer that has ended since has no gauges any more.
             if let Some(watched) = watched.get_mut(key) {
-                let horizon = Horizon::of(&watched.policy, &redelivery(config, topics));
+                let horizon = watched.prove(&redelivery(config, topics));
                 let pause = watched.report(&horizon, pause);
                 // Checks of consumers that started together do not stay together.
                 watched.due_at = Instant::now() + pause.mul_f64(0.75 + rand::random::<f64>() / 2.0);
@@ -119,6 +119,12 @@ impl Horizons {
 }
 
 impl WatchedHorizon {
+    /// Proves, or disproves, that the consumer remembers for long enough. No verdict depends on its
+    /// growth, or on what its tenant may choose.
+    fn prove(&self, redelivery: &Redelivery) -> Horizon {
+        Horizon::of(&self.policy, redelivery, &MemoryFacts::default())
+    }
+
     /// Reports the result of a check, and returns the pause before the next.
     fn report(&mut self, horizon: &Horizon, pause: Duration) -> Duration {
         let ConsumerConfig { tenant, consumer, .. } = &self.config;
@@ -172,7 +178,7 @@ fn seconds(span: TimeSpan) -> f64 {
 #[cfg(test)]
 mod tests {
     use oncebox_kafka::Timing;
-    use oncebox_model::policy::{BrokerRetention, Redelivery, TopicRetention, TopicSettings};
+    use oncebox_model::policy::{BrokerRetention, TopicRetention, TopicSettings};
 
     use super::*;
 
@@ -198,7 +204,7 @@ mod tests {
         let mut watched = watched();
         let mut report = |kept: TopicRetention| {
             let topics = vec![TopicSettings { topic: "t".to_owned(), kept }];
-            let horizon = Horizon::of(&watched.policy, &Redelivery { topics, group_ms: 0 });
+            let horizon = watched.prove(&Redelivery { topics, group_ms: 0 });
             let pause = watched.report(&horizon, hour);
             (watched.is_short, pause)
         };

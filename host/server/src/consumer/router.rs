@@ -424,6 +424,7 @@ mod tests {
             content_type: None,
             trace_parent: None,
             decoded: None,
+            fetched: None,
             payload_hash: None,
             record: Record {
                 topic: "t".into(),

@@ -12,6 +12,7 @@ use oncebox_model::{
     BreakerState,
     handler::Handlers,
     policy::{Schemas, WireFormat},
+    reference::ReferenceFetcher,
 };
 use tokio::{sync::Notify, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -57,6 +58,8 @@ pub(crate) struct StartParts {
     pub(crate) routes: Arc<Routes>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) schemas: Schemas,
+    /// Fetcher of payloads that messages refer to, where the policy has references.
+    pub(crate) fetcher: Option<Arc<dyn ReferenceFetcher>>,
     /// The trial under which its client is made, at each opening.
     pub(crate) trial: Trial,
     /// The mark of this start, for a consumer that makes a client or is watched.
@@ -73,7 +76,7 @@ impl ConsumerRuntime {
         look: Arc<Notify>,
         work: RunMode,
     ) -> Result<Self> {
-        let StartParts { routes, sessions, schemas, trial, mark } = prepared;
+        let StartParts { routes, sessions, schemas, fetcher, trial, mark } = prepared;
         let policy = consumer.policy()?;
         if let Some((_, fault)) = policy.native_fault() {
             bail!("its policy cannot be used, and would be refused today: {fault}");
@@ -99,6 +102,7 @@ impl ConsumerRuntime {
             );
         }
         inbox.tell_when_stale(look);
+        fetcher.into_iter().for_each(|fetcher| inbox.fetch_with(fetcher));
         if policy.wire_format == WireFormat::Confluent {
             let decoder = host.decoder.clone();
             inbox.decode_with(decoder.context(

@@ -1,11 +1,12 @@
 //! A database with two tenants, tokens of every kind, and the API over it.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc,
         atomic::{AtomicI64, Ordering},
     },
+    time::Duration,
 };
 
 use axum::{
@@ -19,7 +20,7 @@ use oncebox_api::{
     Api, Asking, AskingRedelivery, Brokers, Checked, Checking, Components, GroupPosition, Limits,
     Mode, Principal, ProblemBody, SeekTo, Unchecked, wire::Role,
 };
-use oncebox_control::{Control, NewToken, NewVersion};
+use oncebox_control::{Control, FetchLimits, NewToken, NewVersion, StoreSettings, Stores};
 use oncebox_model::policy::{BrokerRetention, Policy, Redelivery, TopicRetention, TopicSettings};
 use oncebox_runtime::{RuntimeConfig, WasmRuntime};
 use oncebox_tests::inbox::InboxFixture;
@@ -134,7 +135,18 @@ impl Brokers for OnePartition {
 
 impl ApiFixture {
     pub async fn new(mode: Mode, limits: Limits) -> Self {
-        let inbox = InboxFixture::new().await;
+        let mut inbox = InboxFixture::new().await;
+        let store = StoreSettings {
+            endpoint: "https://s3.example".to_owned(),
+            region: "eu-test-1".to_owned(),
+            ..StoreSettings::default()
+        };
+        let stores = BTreeMap::from([("docs".to_owned(), store)]);
+        let stores = Stores::new(
+            stores,
+            FetchLimits { stall: Duration::from_secs(1), ..FetchLimits::default() },
+        );
+        inbox.admin = inbox.admin.clone().fetching_from(stores);
         let mut consumer = None;
         for name in ["acme", "other"] {
             let tenant = inbox.tenant(name, "").await;

@@ -269,6 +269,56 @@ async fn a_token_reads_its_own_topics_until_somebody_says_more() {
     fixture.finish().await;
 }
 
+/// What could go wrong: a token keeps its messages for longer than the operator of the host pays
+/// for, by the class that it names or by a raise; or a bound keeps a tenant from its consumers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_chooses_no_longer_memory_than_its_tenant_may_have() {
+    let fixture = ApiFixture::new(Mode::Tokens, Limits::default()).await;
+    let (operator, theirs) =
+        (fixture.token_of("", Role::Admin), fixture.token_of("acme", Role::Admin));
+    let policy = |retention: &str, replay: Value, replay_days: u64| {
+        json!({ "topics": ["oncebox.acme.t"], "ack": "after_commit", "retention": retention,
+            "replay": replay, "factors": { "replay_days": replay_days } })
+    };
+    let raise = |most: &str| json!({ "horizon": "raise", "raise_max": most });
+    let asked = async |name: &str, policy: &Value, token: &str| {
+        let answer = create(&fixture, name, policy, token).await;
+        (answer.status, format!("{answer:?}"))
+    };
+    let for_ever = policy("7d", raise("permanent"), 1_000);
+    let (status, said) = asked("ever", &for_ever, &theirs).await;
+    assert_eq!(status, StatusCode::FORBIDDEN, "{said}");
+    let (status, said) = asked("ever", &for_ever, &operator).await;
+    assert_eq!(status, StatusCode::CREATED, "{said}");
+    // Without a limit, every other class.
+    let (status, said) = asked("year", &policy("1y", json!({}), 1), &theirs).await;
+    assert_eq!(status, StatusCode::CREATED, "{said}");
+
+    let limit = json!({ "retention_max": "30d" }).to_string().into_bytes();
+    let path = "/v1/tenants/acme/limits";
+    let limited = fixture.send("PATCH", path, limit, "application/json", Some(&operator)).await;
+    assert_eq!(limited.status, StatusCode::OK, "{limited:?}");
+    let (status, said) = asked("named", &policy("1y", json!({}), 1), &theirs).await;
+    assert_eq!(status, StatusCode::FORBIDDEN, "{said}");
+    assert!(said.contains("above the tenant's limit `retention_max`, `30d`"), "{said}");
+    let (status, said) = asked("raised", &policy("7d", raise("1y"), 100), &theirs).await;
+    assert_eq!(status, StatusCode::CONFLICT, "{said}");
+    assert!(said.contains("the tenant's limit `retention_max` lets the memory be"), "{said}");
+    let (status, said) = asked("month", &policy("7d", raise("1y"), 10), &theirs).await;
+    assert_eq!(status, StatusCode::CREATED, "{said}");
+    assert!(said.contains("the memory is raised from `7d` to `30d`"), "{said}");
+    let (status, said) = asked("free", &policy("7d", raise("1y"), 100), &operator).await;
+    assert_eq!(status, StatusCode::CREATED, "{said}");
+    // What exists may change in other keys.
+    let mut other = policy("1y", json!({}), 1);
+    other["retry"] = json!({ "workers": 3 });
+    let new = json!({ "policy": other, "accept": true }).to_string().into_bytes();
+    let path = "/v1/tenants/acme/consumers/year/policy";
+    let set = fixture.send("PUT", path, new, "application/json", Some(&theirs)).await;
+    assert_eq!(set.status, StatusCode::OK, "{set:?}");
+    fixture.finish().await;
+}
+
 /// Schemas that take as long to compile as schemas may, each its own.
 fn worst(salt: usize) -> Value {
     let patterns: serde_json::Map<_, _> = (0..64)

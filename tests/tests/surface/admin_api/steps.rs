@@ -64,6 +64,7 @@ pub fn fill(template: &str, deployment_id: i64) -> String {
         ("{handler}", "ledger"),
         ("{digest}", &one),
         ("{other}", &two[..8]),
+        ("{store}", "docs"),
         ("{message_id}", "m%2F1"),
         ("{token_id}", "1"),
         ("{deployment_id}", &deployment_id.to_string()),
@@ -132,6 +133,15 @@ pub fn steps(fixture: &ApiFixture) -> Vec<Step> {
             "/v1/tenants/{tenant}/migrations",
             json!({ "name": "m-1", "sql": "CREATE TABLE more (n int)" }),
         ),
+        Step {
+            method: "PUT",
+            ..post(
+                "/v1/tenants/{tenant}/stores/{store}",
+                json!({ "bucket": "kept", "access_key_id": "AKIA", "secret_access_key": "k" }),
+            )
+        },
+        get("/v1/tenants/{tenant}/stores"),
+        delete("/v1/tenants/{tenant}/stores/{store}"),
         get("/v1/tenants/{tenant}/consumers"),
         post("/v1/tenants/{tenant}/consumers", json!({ "name": "more", "policy": policy.clone() })),
         get(CONSUMER),
@@ -140,6 +150,14 @@ pub fn steps(fixture: &ApiFixture) -> Vec<Step> {
         get("/v1/tenants/{tenant}/handlers/{handler}/versions"),
         get("/v1/tenants/{tenant}/handlers/{handler}/versions/{digest}"),
         get("/v1/tenants/{tenant}/handlers/{handler}/versions/{digest}/diff/{other}"),
+        post(
+            "/v1/tenants/{tenant}/handlers/{handler}/versions/{digest}/verifications",
+            json!({
+                "is_passed": true, "messages": 3, "windows": 17, "windows_failed": 0, "killed": 11,
+                "warnings": 0, "seed": 1, "program_version": "0.1.0"
+            }),
+        ),
+        get("/v1/tenants/{tenant}/handlers/{handler}/versions/{digest}/verifications"),
         post(DEPLOYMENTS, deployment(&one)),
         post(CANARIES, shared(&two, 10.0)),
         get(DEPLOYMENTS),
@@ -193,6 +211,7 @@ pub fn steps(fixture: &ApiFixture) -> Vec<Step> {
         ),
         delete("/v1/tenants/{tenant}/consumers/{consumer}/seek"),
         get("/v1/tenants/{tenant}/consumers/{consumer}/horizon"),
+        get("/v1/tenants/{tenant}/consumers/{consumer}/readiness"),
         Step {
             method: "PUT",
             ..post(

@@ -79,7 +79,8 @@ impl Tenants<'_> {
         // A concurrent upload of the component holds its row, or inserts it again.
         const COMPONENTS: &str = "DELETE FROM oncebox.component c WHERE c.digest = ANY ($1) \
             AND NOT EXISTS (SELECT FROM oncebox.version v WHERE v.digest = c.digest)";
-        const OTHERS: [&str; 3] = [
+        const OTHERS: [&str; 4] = [
+            "DELETE FROM oncebox.tenant_store WHERE tenant_id = $1",
             "DELETE FROM oncebox.handler WHERE tenant_id = $1",
             "DELETE FROM oncebox.token WHERE tenant_id = $1",
             "DELETE FROM oncebox.tenant_migration WHERE tenant_id = $1",
