@@ -529,6 +529,22 @@ async fn long_histories_are_read_in_parts() {
     fixture.finish().await;
 }
 
+/// A run over a partition with messages `m0` to `m2` of one consumer and `o0` to `o2` of another
+/// that ends after the file of the first. Returns the names of the partition and of that file.
+async fn interrupted(
+    fixture: &InboxFixture,
+    server: &S3Server,
+    control: &Control,
+) -> (String, String) {
+    let consumer = fixture.simple("", "").await;
+    let other = fixture.consumer(&consumer.tenant, "later", "").await;
+    let name = completed(fixture, &consumer, "'m' || n", 0..3, "'x'").await;
+    completed(fixture, &other, "'o' || n", 0..3, "'x'").await;
+    server.break_put(2, S3Fault::Refuse);
+    assert_eq!(retain(control).await.unwrap().failed.len(), 1);
+    (name, files(fixture).await.remove(0).path)
+}
+
 /// What could go wrong: a file that was lost between two runs counts as the archive of messages
 /// that are still there, and they are dropped.
 #[tokio::test(flavor = "multi_thread")]
@@ -536,14 +552,7 @@ async fn a_file_that_is_lost_before_the_drop_is_written_again() {
     let fixture = InboxFixture::new().await;
     let server = S3Server::start().await;
     let control = archiving(&fixture, &server.options());
-    let consumer = fixture.simple("", "").await;
-    let other = fixture.consumer(&consumer.tenant, "later", "").await;
-    let name = completed(&fixture, &consumer, "'m' || n", 0..3, "'x'").await;
-    completed(&fixture, &other, "'o' || n", 0..3, "'x'").await;
-    // The file of the second consumer is refused, so that the run ends after the first.
-    server.break_put(2, S3Fault::Refuse);
-    assert_eq!(retain(&control).await.unwrap().failed.len(), 1);
-    let path = files(&fixture).await.remove(0).path;
+    let (name, path) = interrupted(&fixture, &server, &control).await;
     server.set_object(&path, None);
     let run = retain(&control).await.unwrap();
     assert!(run.removed.is_empty() && run.failed[0].1.contains(&path), "{run:?}");

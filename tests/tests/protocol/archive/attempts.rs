@@ -7,7 +7,9 @@ use oncebox_tests::{
     s3::{S3Fault, S3Server},
 };
 
-use super::{archived, archiving, completed, erase, files, is_there, of_id, retain, retain_one};
+use super::{
+    archived, archiving, completed, erase, files, interrupted, is_there, of_id, retain, retain_one,
+};
 
 const ATTEMPTS: &str = "SELECT count(*) FROM oncebox.archive_attempt";
 const FILES: &str = "SELECT count(*) FROM oncebox.archive_file";
@@ -43,13 +45,7 @@ async fn what_is_left_of_a_lost_file_is_deleted() {
     let fixture = InboxFixture::new().await;
     let server = S3Server::start().await;
     let control = archiving(&fixture, &server.options());
-    let consumer = fixture.simple("", "").await;
-    let other = fixture.consumer(&consumer.tenant, "later", "").await;
-    let name = completed(&fixture, &consumer, "'m' || n", 0..3, "'x'").await;
-    completed(&fixture, &other, "'o' || n", 0..3, "'x'").await;
-    server.break_put(2, S3Fault::Refuse);
-    assert_eq!(retain(&control).await.unwrap().failed.len(), 1);
-    let first = files(&fixture).await.remove(0).path;
+    let (name, first) = interrupted(&fixture, &server, &control).await;
     // As if the messages were in two files.
     let second = first.replace("-000001-", "-000002-");
     server.set_object(&second, server.object(&first));
