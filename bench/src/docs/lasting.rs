@@ -165,8 +165,8 @@ fn removal_sentence(rounds: &[RemovalRound]) -> String {
         rounds.first().map_or((0, 0, 0), |round| (round.rows, round.bytes, round.moved));
     format!(
         "Each round removed a partition of {} messages ({}) in {:.1} s (median); {} of them had to \
-            stay and moved. The 99th percentile of that minute is {:.2}× that of the minute before \
-            it ({:.2}–{:.2}).\n",
+            stay and moved. The 99th percentile of the first minute is {:.2}× that of the minute \
+            before it ({:.2}–{:.2}).\n",
         number(rows),
         bytes(size),
         seconds.map_or(f64::NAN, |spread| spread.median),

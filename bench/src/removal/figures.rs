@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{report::Spread, trend::percentile};
 
-/// Duration of each of the three parts of a round.
+/// Duration of the spans of a round.
 pub const MINUTE: Duration = Duration::from_secs(60);
+/// Minutes of the load.
+pub const MINUTES: u32 = 6;
 
 /// One removal under load.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -53,7 +55,7 @@ pub enum When {
     Minute,
     /// The time from the removal's first step to its last.
     Removal,
-    /// The minute after that minute.
+    /// The last minute of the load.
     After,
 }
 
@@ -65,9 +67,9 @@ impl When {
     pub fn title(self) -> &'static str {
         match self {
             Self::Before => "the minute before",
-            Self::Minute => "the minute of the removal",
+            Self::Minute => "the first minute of the removal",
             Self::Removal => "while the removal runs",
-            Self::After => "the minute after",
+            Self::After => "the last minute",
         }
     }
 }
@@ -161,7 +163,7 @@ pub fn moments(times: Vec<(f64, f64)>, begun: f64, removal: (f64, f64)) -> Vec<M
         When::Before => nth(0.0),
         When::Minute => nth(1.0),
         When::Removal => removal,
-        When::After => nth(2.0),
+        When::After => nth(f64::from(MINUTES - 1)),
     };
     let moment = |when| {
         let (from, to) = span(when);
@@ -197,8 +199,12 @@ pub mod tests {
     /// Returns a round whose latency in each minute is one of these times, milliseconds.
     pub fn round(before: f64, minute: f64, after: f64) -> RemovalRound {
         let second = |number: u32| f64::from(number) * 1e6;
-        let at = |number: u32| [before, minute, after][number as usize / 60];
-        let times = (0..180).map(|number| (second(number), at(number))).collect();
+        let at = |number: u32| match number / 60 {
+            0 => before,
+            1 => minute,
+            _ => after,
+        };
+        let times = (0..60 * MINUTES).map(|number| (second(number), at(number))).collect();
         let looks = [
             (second(60), Stage::Move),
             (second(61), Stage::Count),

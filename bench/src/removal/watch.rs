@@ -78,7 +78,9 @@ impl Look {
         match self.state.as_deref() {
             None => Stage::Waiting,
             Some("dropped") => Stage::Gone,
-            Some("moving") if statement.starts_with("WITH part") => Stage::Count,
+            // It pauses between the slices of the table.
+            Some("moving") if before == Stage::Count => Stage::Count,
+            Some("moving") if statement.starts_with("SELECT i.con") => Stage::Count,
             Some("moving") => Stage::Move,
             _ if self.is_attached => Stage::Detach,
             _ if self.is_gone => Stage::Drop,
@@ -145,7 +147,8 @@ mod tests {
             (look(None, true, false, None), Stage::Waiting),
             (look(Some("moving"), true, false, Some("WITH kept AS")), Stage::Move),
             (look(Some("moving"), true, false, Some("SELECT count")), Stage::Move),
-            (look(Some("moving"), true, false, Some("WITH part AS")), Stage::Count),
+            (look(Some("moving"), true, false, Some("SELECT i.con")), Stage::Count),
+            (look(Some("moving"), true, false, None), Stage::Count),
             (look(Some("counted"), true, false, Some("ALTER TABLE ")), Stage::Detach),
             (look(Some("counted"), false, false, None), Stage::History),
             (look(Some("counted"), false, false, Some("DELETE FROM ")), Stage::History),

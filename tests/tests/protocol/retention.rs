@@ -176,6 +176,49 @@ async fn what_is_past_its_retention_goes_and_what_is_open_stays() {
     fixture.finish().await;
 }
 
+/// What could go wrong: of a partition that is read in slices, one is read twice or left out, and
+/// with it the highest offset. Then a forgotten message that comes again runs again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_of_many_slices_is_counted_whole() {
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let host = fixture.host(&consumer);
+    deliver(&host, &[record(0, "first", "")]).await;
+    let name = age(&fixture.pool, "true", 12).await;
+    // Wide copies, so that few messages fill many pages, with the highest offsets in the middle.
+    fixture
+        .execute(format!(
+            "INSERT INTO oncebox.{name} SELECT r.* FROM oncebox.{name} i, \
+                generate_series(1, 6000) n, LATERAL jsonb_populate_record(i, jsonb_build_object( \
+                'message_id', 'copy-' || n, 'offset', n * 7919 % 6007, 'partition', n % 2, \
+                'record_timestamp_ms', n * 104729 % 6007, 'source', repeat('x', 700), 'status', \
+                CASE n % 9 WHEN 0 THEN 'skipped' WHEN 1 THEN 'discarded' ELSE 'completed' END)) r"
+        ))
+        .await;
+    let pages = format!("SELECT pg_relation_size('oncebox.{name}') / 8192");
+    assert!(fixture.number(pages).await > 2 * 256, "more than two slices");
+    let held = format!(
+        "SELECT partition, max(\"offset\"), max(record_timestamp_ms), \
+            count(*) FILTER (WHERE status = 'completed'), \
+            count(*) FILTER (WHERE status = 'skipped'), \
+            count(*) FILTER (WHERE status = 'discarded') \
+         FROM oncebox.{name} GROUP BY 1 ORDER BY 1"
+    );
+    let forgotten = "SELECT partition, \"offset\", record_timestamp_ms, completed, skipped, \
+        discarded FROM oncebox.forgotten ORDER BY 1";
+    let sums = async |sql: String| {
+        let query = sqlx::query_as::<_, (i32, i64, i64, i64, i64, i64)>(AssertSqlSafe(sql));
+        query.fetch_all(&fixture.pool).await.unwrap()
+    };
+    let held = sums(held).await;
+    let removal = retain_one(&fixture).await;
+    assert_eq!((removal.moved, removal.removed), (0, Some(6_001)));
+    assert_eq!(held.len(), 2);
+    assert_eq!(sums(forgotten.to_owned()).await, held);
+    settle_forgotten(&fixture, &consumer, &["first"]).await;
+    fixture.finish().await;
+}
+
 async fn database(fixture: &InboxFixture) -> oncebox_control::InboxDatabase {
     fixture.admin.retention().databases().await.unwrap().remove(0)
 }

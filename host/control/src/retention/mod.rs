@@ -9,6 +9,10 @@
 pub(crate) mod partitions;
 // The removal of one, step by step.
 mod removal;
+// The count of its messages, in slices.
+mod count;
+// The pauses of a removal.
+mod pauses;
 // One run over every database.
 mod run_all;
 

@@ -24,7 +24,7 @@ use oncebox_model::{
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Postgres, Transaction};
 use tokio::time::{Instant, sleep};
 
-use super::partitions::TimePartition;
+use super::{count::count, partitions::TimePartition, pauses::Pauses};
 use crate::{
     archive::{attempt::leave_attempts, write::DetachedPartition},
     control::Control,
@@ -99,9 +99,10 @@ pub(super) async fn remove(
     let state = begin(connection, partition, &control.actor).await?;
     hooks::point("retention:begin:after");
     if state == "moving" {
-        move_staying(connection, partition).await?;
+        let mut pauses = Pauses::new();
+        move_staying(connection, partition, &mut pauses).await?;
         hooks::point("retention:move:after");
-        count(connection, name).await?;
+        count(connection, name, &mut pauses).await?;
         hooks::point("retention:count:after");
     }
     detach(connection, partition).await?;
@@ -163,13 +164,14 @@ pub(super) async fn staying(connection: &mut PgConnection, name: &str) -> Result
 async fn move_staying(
     connection: &mut PgConnection,
     partition: &TimePartition,
+    pauses: &mut Pauses,
 ) -> Result<(), InboxError> {
     if hooks::sabotage(Defect::DropBeforeMove) {
         return Ok(());
     }
     let deadline = Instant::now() + BUSY;
     loop {
-        let mut moved = 0;
+        let (began, mut moved) = (Instant::now(), 0);
         for part in STAYING {
             moved += match move_batch(connection, partition, part).await {
                 // Another transaction moved one of them, or waits for one as this one does.
@@ -178,6 +180,7 @@ async fn move_staying(
             };
         }
         if moved > 0 {
+            pauses.after(began).await;
             continue;
         }
         let left = staying(connection, &partition.name).await?;
@@ -223,37 +226,6 @@ async fn move_batch(
     hooks::point("retention:move:before");
     tx.commit().await?;
     Ok(moved)
-}
-
-/// Adds what the partition holds to `oncebox.forgotten`. A partition that was attached again has
-/// been counted before: its messages are not added a second time.
-async fn count(connection: &mut PgConnection, name: &str) -> Result<(), InboxError> {
-    let count = format!(
-        "WITH part AS (SELECT i.consumer_id, i.topic, i.partition, max(i.\"offset\") AS \"offset\", \
-            max(i.record_timestamp_ms) AS record_timestamp_ms, count(*) AS messages, \
-            count(*) FILTER (WHERE i.status = 'completed') AS completed, \
-            count(*) FILTER (WHERE i.status = 'skipped') AS skipped, \
-            count(*) FILTER (WHERE i.status = 'discarded') AS discarded \
-            FROM oncebox.{name} i GROUP BY 1, 2, 3), \
-         counted AS (UPDATE oncebox.removal r SET state = 'counted', was_counted = true, \
-            removed = (SELECT coalesce(sum(p.messages), 0) FROM part p), \
-            bytes = pg_total_relation_size('oncebox.{name}') \
-            FROM oncebox.removal o WHERE o.partition_name = r.partition_name \
-              AND r.partition_name = '{name}' AND r.state = 'moving' \
-            RETURNING (NOT o.was_counted)::int AS is_new) \
-         INSERT INTO oncebox.forgotten AS f (consumer_id, topic, partition, \"offset\", \
-            record_timestamp_ms, completed, skipped, discarded) \
-         SELECT p.consumer_id, p.topic, p.partition, p.\"offset\", p.record_timestamp_ms, \
-            p.completed * k.is_new, p.skipped * k.is_new, p.discarded * k.is_new \
-         FROM counted k, part p JOIN oncebox.consumer c USING (consumer_id) \
-         ON CONFLICT (consumer_id, topic, partition) DO UPDATE SET \
-            \"offset\" = greatest(f.\"offset\", excluded.\"offset\"), \
-            record_timestamp_ms = greatest(f.record_timestamp_ms, excluded.record_timestamp_ms), \
-            completed = f.completed + excluded.completed, skipped = f.skipped + excluded.skipped, \
-            discarded = f.discarded + excluded.discarded, forgotten_at = now()"
-    );
-    connection.execute(sqlx::query(AssertSqlSafe(count))).await?;
-    Ok(())
 }
 
 /// Detaches the partition, where it is attached. Ends a detach that a process left half done.
