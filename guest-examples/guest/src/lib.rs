@@ -6,6 +6,8 @@ mod batch;
 mod bindings;
 pub mod config;
 mod context;
+#[cfg(feature = "emit")]
+pub mod emit;
 mod failure;
 mod handler;
 #[cfg(all(feature = "arena", target_family = "wasm"))]

@@ -10,8 +10,11 @@ use std::{
 use oncebox_inbox::SessionSettings;
 use oncebox_model::{handler::Handler, record::Record};
 use oncebox_runtime::{HandlerSettings, RuntimeConfig, WasmRuntime};
-use oncebox_tests::inbox::{
-    InboxFixture, PlainHandler, PlainHandlers, Row, TestConsumer, deliver, execute, record,
+use oncebox_tests::{
+    inbox::{
+        InboxFixture, PlainHandler, PlainHandlers, Row, TestConsumer, deliver, execute, record,
+    },
+    outgoing::{derived_id, outgoing},
 };
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Executor};
@@ -114,7 +117,13 @@ async fn load(runtime: &WasmRuntime, name: &str, consumer: &TestConsumer) -> Arc
     let limits = consumer.policy.limits.clone();
     Arc::new(runtime.handler(
         &loaded,
-        HandlerSettings { version: 1, limits, config: Vec::new(), random_key: [1; 32] },
+        HandlerSettings {
+            version: 1,
+            limits,
+            config: Vec::new(),
+            random_key: [1; 32],
+            may_emit: true,
+        },
     ))
 }
 
@@ -553,6 +562,60 @@ async fn every_github_webhook_has_its_effect_once() {
                 .await,
             progress
         );
+    }
+    fixture.inbox.finish().await;
+}
+
+/// What could go wrong: an order is confirmed twice or under another id, its reminder is sent
+/// although it is paid, or an order that is refused tells anyone. S1-039.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_is_confirmed_and_its_reminder_is_withdrawn_when_it_is_paid() {
+    let schema = include_str!("../../../guest-examples/order-events/schema.sql");
+    let mut fixture = ExampleFixture::new(schema, &[("*", "order-events")]).await;
+    let limits = json!({ "destinations_allowed": ["kafka:order-events", "inbox:orders"] });
+    let limits = limits.as_object().unwrap();
+    let tenants = fixture.inbox.admin.tenants();
+    fixture.consumer.tenant = tenants.set_limits("acme", limits).await.unwrap();
+    let of = |offset, id: &str, what: &str, order: &str| {
+        let payload = json!({ "order_id": order, "amount": 250 }).to_string();
+        event(offset, id, &format!("order.{what}"), &payload)
+    };
+    let log = [
+        of(0, "m-1", "placed", "o-1"),
+        of(1, "m-2", "placed", "o-2"),
+        of(2, "m-3", "paid", "o-1"),
+        of(3, "m-4", "paid", "o-9"),
+    ];
+    fixture.deliver_twice(&log).await;
+    fixture.check("m-1", "completed", None, None).await;
+    fixture.check("m-4", "failed_terminal", Some("reject"), None).await;
+    let rows = outgoing(&fixture.inbox).await;
+    let sent: Vec<_> = rows
+        .iter()
+        .map(|row| (row.message_id.as_str(), row.destination.as_str(), row.status.as_str()))
+        .collect();
+    assert_eq!(
+        sent,
+        [
+            ("m-1", "kafka:order-events", "received"),
+            ("m-1", "inbox:orders", "cancelled"),
+            ("m-2", "kafka:order-events", "received"),
+            ("m-2", "inbox:orders", "received"),
+        ]
+    );
+    for row in &rows {
+        let ordinal = u32::try_from(row.ordinal).unwrap();
+        // S1-039.
+        assert_eq!(row.id, derived_id("acme", "orders", &row.message_id, ordinal));
+        let order = if row.message_id == "m-1" { "o-1" } else { "o-2" };
+        assert_eq!(row.key.as_deref(), Some(order.as_bytes()));
+        let (event_type, payload, due_after_ms) = match ordinal {
+            0 => ("order.confirmed", json!({ "order_id": order, "amount": 250 }), 0),
+            _ => ("order.reminder", json!({ "order_id": order }), 3_600_000),
+        };
+        assert_eq!((row.event_type.as_str(), row.due_after_ms), (event_type, due_after_ms));
+        let found: Value = serde_json::from_slice(row.payload.as_deref().unwrap()).unwrap();
+        assert_eq!(found, payload);
     }
     fixture.inbox.finish().await;
 }

@@ -10,9 +10,10 @@ use std::{
     time::Duration,
 };
 
+use oncebox_control::{ReplayFilter, ReplayStart};
 use oncebox_model::record::Record;
 use oncebox_tests::{
-    host::{DEADLINE, HostFixture, HostProcess},
+    host::{DEADLINE, HostFixture, HostProcess, Options},
     inbox::{Guest, InboxFixture, deliver, record, step},
     load::{Load, Work},
     services::target_dir,
@@ -333,6 +334,60 @@ async fn the_rules_fire_on_what_a_host_measures_and_end_with_it() {
     }
     // S0-041, S0-050, S1-095, S1-097, S2-014.
     watch.check(&tenant);
+    host.stop().await.unwrap();
+}
+
+/// What could go wrong: nobody is told that messages of a consumer with effects outside are
+/// replayed, or the alert goes on when that is over, or fires for a replay that is none of those.
+/// S1-100.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rule_fires_while_a_consumer_with_outside_effects_is_replayed() {
+    const KIND: &str = r#"UPDATE oncebox.consumer SET policy = jsonb_set(policy, '{replay,kind}', '"workflow"'), policy_revision = revision + 1, revision = revision + 1 WHERE consumer_id = {consumer}"#;
+    const RUNS: &str = "SELECT count(*) FROM oncebox.host_consumer c JOIN oncebox.consumer o USING \
+        (consumer_id) WHERE c.run_revision = o.revision AND c.run_state IN ('running', 'idle')";
+    const DONE: &str = "SELECT count(*) FROM oncebox.replay WHERE state = 'done'";
+    let policy = "payload = 'all'\nreplay = { kind = 'projection' }";
+    let fixture = HostFixture::with(Options { policy, ..Options::default() }).await.unwrap();
+    let tenant = fixture.tenant.name.clone();
+    let host = fixture.start_ready("a", &[]).await.unwrap();
+    fixture.send(&Load::of([Work::Sleeps(1_000), Work::Sleeps(1_000)])).await.unwrap();
+    fixture.wait_settled().await.unwrap();
+    let mut watch = Watch { phases: vec![scrape(&host).await], expected: Vec::new() };
+    for (done, kind) in (1..).zip(["projection", "workflow"]) {
+        if kind == "workflow" {
+            fixture.execute(KIND).await.unwrap();
+            fixture.until(RUNS, 1).await.unwrap();
+        }
+        let replays = fixture.admin.replays();
+        let plan = replays.plan(&tenant, "payments", &ReplayFilter::default()).await.unwrap();
+        let start = ReplayStart {
+            token: plan.token,
+            reason: "a test".to_owned(),
+            effects_suppressed: true,
+            ..ReplayStart::default()
+        };
+        replays.start(&tenant, "payments", &start).await.unwrap();
+        let label = format!("kind=\"{kind}\"");
+        host.until_metric("oncebox_replay_running", &[&label], 1.0).await.unwrap();
+        watch.phases.push(scrape(&host).await);
+        fixture.until(DONE, done).await.unwrap();
+        host.until_metric("oncebox_replay_running", &[&label], 0.0).await.unwrap();
+        watch.phases.push(scrape(&host).await);
+    }
+    let fires = json!({
+        "exp_labels": { "tenant": tenant, "consumer": "payments", "kind": "workflow" },
+        "exp_annotations": {
+            "summary": format!("{tenant}/payments: its messages are replayed, and it is there for \
+                effects outside (workflow); what it emits is not sent, what its statements write is"),
+            "runbook": format!("oncebox replay list --tenant {tenant} --consumer payments"),
+        },
+    });
+    for phase in 0..watch.phases.len() {
+        let alerts: &[Value] = if phase == 3 { std::slice::from_ref(&fires) } else { &[] };
+        watch.expects(phase, "OnceboxReplayOfEffects", alerts);
+    }
+    // S1-100.
+    watch.check(&format!("{tenant}-replay"));
     host.stop().await.unwrap();
 }
 

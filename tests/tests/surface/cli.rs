@@ -665,7 +665,8 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
         "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, \
         `order`, `sequence`, `dedup`, `inbox`, `light`, `retention`, `factors`, `effects`, `payload`, `collision`, \
         `no_route`, `wire_format`, `identity`, `reference`, `schemas`, `batch`, `retry`, \
-        `dead_letters`, `replay`, `breaker`, `limits`, `alerts`, `kafka`",
+        `dead_letters`, `replay`, `breaker`, `limits`, `outgoing`, `alerts`, \
+        `kafka`",
     )
     .await;
     // S1-072, S1-073.

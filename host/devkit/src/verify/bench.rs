@@ -15,7 +15,7 @@ use super::{
 use crate::{
     messages::FileMessage,
     scratch::{Furnished, Scratch},
-    tables::{self, Snapshot, Table},
+    tables::{self, OUTGOING, Snapshot, Table, outgoing_rows, outgoing_table},
 };
 
 /// State that the windows of one verification share.
@@ -139,7 +139,7 @@ impl Bench {
     }
 }
 
-/// Returns the tenant's tables and their content.
+/// Returns the tenant's tables and their content. One more table stands for its outgoing messages.
 async fn look(admin: &Control, tenant: &Tenant) -> Result<(Vec<Table>, Snapshot)> {
     let sessions = Sessions::of(
         admin.tenant_databases().session_target(tenant)?,
@@ -155,5 +155,8 @@ async fn look(admin: &Control, tenant: &Tenant) -> Result<(Vec<Table>, Snapshot)
         Err(error) => Err(error),
     };
     transaction.rollback().await;
-    looked
+    let (mut tables, mut snapshot) = looked?;
+    snapshot.tables.insert(OUTGOING.to_owned(), outgoing_rows(&admin.pool).await?);
+    tables.push(outgoing_table());
+    Ok((tables, snapshot))
 }

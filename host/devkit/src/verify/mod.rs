@@ -125,6 +125,7 @@ pub async fn verify(request: Request<'_>) -> Result<VerifyReport> {
         too_large,
         rows,
         statements,
+        emits: runs.iter().any(|run| !run.outgoing.is_empty()),
         findings,
     })
 }

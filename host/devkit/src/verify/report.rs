@@ -32,6 +32,8 @@ pub struct VerifyReport {
     pub(super) too_large: Vec<String>,
     pub(super) rows: Vec<WindowResult>,
     pub(super) statements: Vec<String>,
+    /// Whether the clean run emitted outgoing messages.
+    pub(super) emits: bool,
     pub(super) findings: Vec<LintFinding>,
 }
 
@@ -174,7 +176,14 @@ impl VerifyReport {
             ("two workers tested", self.answer(|kind| matches!(kind, WindowKind::TwoWorkers))),
             (
                 "effect in the transaction",
-                "yes: a handler reaches nothing but SQL in the host's transaction".to_owned(),
+                match self.emits {
+                    true => {
+                        "yes: a handler reaches nothing but SQL and outgoing messages, both in the \
+                            host's transaction"
+                    }
+                    false => "yes: a handler reaches nothing but SQL in the host's transaction",
+                }
+                .to_owned(),
             ),
             ("natural idempotency", self.natural_idempotency()),
             ("business key", self.business_keys()),

@@ -99,6 +99,13 @@ pub(super) fn plan(
             call as u64,
         ));
     }
+    if first_runs(ids[target]).is_some_and(|run| !run.outgoing.is_empty()) {
+        windows.push(crash(
+            "killed before the outgoing messages are written",
+            "outgoing:insert:before",
+            1,
+        ));
+    }
     windows.extend([
         crash("killed before the completion", "inbox:complete:before", 1),
         crash("killed before COMMIT", "inbox:commit:before", 1),
