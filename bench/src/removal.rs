@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// Load, as a share of what the host does at most when all is there at once. A message that comes
-/// alone costs several times as much, so that two cores are half busy with this.
+/// alone costs several times as much: a quarter uses two cores up before the removal begins.
 const SHARE: f64 = 0.1;
 /// Pause between the first messages and the load, in which the host comes to rest.
 const REST: Duration = Duration::from_secs(2);

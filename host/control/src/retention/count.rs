@@ -3,9 +3,9 @@
 //! The table is read in slices with pauses between them: read at once, a partition of some million
 //! messages would take a processor for half a minute. All slices see one snapshot. Otherwise a
 //! message that changes in between could be read twice, or not at all, and with it the highest
-//! offset.
+//! offset. The price is that PostgreSQL vacuums nothing that died after the snapshot until then.
 
-use std::collections::{HashMap, hash_map::Entry};
+use std::collections::HashMap;
 
 use oncebox_model::error::InboxError;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
@@ -110,15 +110,8 @@ async fn read(
 
 fn add(tallies: &mut HashMap<Source, Tally>, part: SliceTally) {
     let SliceTally { consumer_id, topic, partition, tally } = part;
-    match tallies.entry((consumer_id, topic, partition)) {
-        Entry::Occupied(mut entry) => {
-            let sum = entry.get().with(tally);
-            entry.insert(sum);
-        }
-        Entry::Vacant(entry) => {
-            entry.insert(tally);
-        }
-    }
+    let sum = tallies.entry((consumer_id, topic, partition));
+    sum.and_modify(|sum| *sum = sum.with(tally)).or_insert(tally);
 }
 
 /// Writes the counts, unless a removal before this one did.

@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 
 /// Pause after some work, as a multiple of its time.
 const FACTOR: u32 = 4;
-/// Longest pause: a transaction that pauses would hold up others for longer.
+/// Longest pause. It is well below the time for which the transaction of the count may be idle.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Longest sum of the pauses of a removal. After that it works without any, so that a partition of
 /// any size is done within a run.
