@@ -6,6 +6,7 @@
 #   ./bench.sh --quick             one short round, without plots
 #   ./bench.sh --variants b,c,d    some of a, b, b1, c, c1, c2, d, e, f, g:<language>
 #   ./bench.sh --parts history,removal,soak   what lasts: hours, and tens of gigabytes of disk
+#   ./bench.sh --parts outgoing    outgoing messages, beside an outbox by hand: half an hour
 #   ./bench.sh --json file         everything that was measured, as data
 #   ./bench.sh --release           programs built with the release profile
 #   ./bench.sh --help              the rest

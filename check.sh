@@ -18,9 +18,9 @@ git apply --check -R third_party/sqlx-postgres.patch third_party/rdkafka-sys.pat
 
 step "lints"
 cargo clippy --workspace --all-targets -- -D warnings
-cargo clippy --workspace --all-targets --features oncebox-guest/test --manifest-path guest-examples/Cargo.toml -- -D warnings
+cargo clippy --workspace --all-targets --features oncebox-guest/test,oncebox-guest/emit --manifest-path guest-examples/Cargo.toml -- -D warnings
 
 step "documentation of the code"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
-RUSTDOCFLAGS="-D warnings" cargo doc -p oncebox-guest --features test --no-deps --quiet --manifest-path guest-examples/Cargo.toml
+RUSTDOCFLAGS="-D warnings" cargo doc -p oncebox-guest --features test,emit --no-deps --quiet --manifest-path guest-examples/Cargo.toml
 steps_done

@@ -95,6 +95,62 @@ CREATE TABLE oncebox.tenant_store (
     PRIMARY KEY (tenant_id, store)
 );
 
+-- Endpoints: places outside to which the tenant's handlers send, by their names
+-- (`http:<endpoint>`). The settings of hosts and the tenant's limits say which hosts are allowed,
+-- and are compared again before each request. Rows are in the host's database alone.
+CREATE TABLE oncebox.endpoint (
+    tenant_id             int NOT NULL REFERENCES oncebox.tenant ON DELETE CASCADE,
+    name                  text NOT NULL CONSTRAINT endpoint_name_shape
+                          CHECK (name ~ '^[a-z][a-z0-9-]{0,62}$'),
+    -- 1 at first, plus one at each change.
+    revision              bigint NOT NULL DEFAULT 1,
+    -- Scheme, host and port of the URL, for readers.
+    origin                text NOT NULL,
+    method                text NOT NULL CONSTRAINT endpoint_method_known
+                          CHECK (method IN ('POST', 'PUT', 'PATCH', 'DELETE')),
+    -- Names of the headers that each request has, for readers.
+    header_names          text[] NOT NULL,
+    -- Number of signing secrets, for readers: 0 for requests without a signature, 2 during a
+    -- rotation.
+    signing_secrets       int NOT NULL CONSTRAINT endpoint_signing_secrets_few
+                          CHECK (signing_secrets BETWEEN 0 AND 2),
+    -- URL, headers and signing secrets, sealed under the master key.
+    request               bytea NOT NULL,
+    -- Longest time for DNS, connection and TLS, and for all of a request.
+    connect_timeout_ms    int NOT NULL,
+    timeout_ms            int NOT NULL,
+    -- Requests a second of one host. Null: no bound.
+    requests_per_second   int CONSTRAINT endpoint_rate_positive CHECK (requests_per_second > 0),
+    -- Requests of one host at a time.
+    requests_max          int NOT NULL CONSTRAINT endpoint_requests_positive
+                          CHECK (requests_max > 0),
+    -- Failures in a row after which a host's circuit breaker opens, and its first pause.
+    failures_max          int NOT NULL CONSTRAINT endpoint_failures_positive
+                          CHECK (failures_max > 0),
+    pause_ms              int NOT NULL CONSTRAINT endpoint_pause_positive CHECK (pause_ms > 0),
+    -- What becomes of answers.
+    answer                text NOT NULL CONSTRAINT endpoint_answer_known
+                          CHECK (answer IN ('none', 'stored', 'delivered')),
+    -- Consumer that gets them, and the type of their events. Null: the consumer that emitted, and
+    -- the type of the outgoing message with `.answered` behind it.
+    answer_to             text,
+    answer_event_type     text,
+    -- Whether the receiver recognises a repeated request by its key; else who accepts that it may
+    -- act twice, and why.
+    receiver_deduplicates boolean NOT NULL,
+    duplicates_accepted_by text,
+    duplicates_because    text,
+    set_at                timestamptz NOT NULL DEFAULT now(),
+    set_by                text NOT NULL,
+    PRIMARY KEY (tenant_id, name),
+    CONSTRAINT endpoint_timeouts_whole CHECK (connect_timeout_ms BETWEEN 1 AND timeout_ms),
+    CONSTRAINT endpoint_answers_delivered
+        CHECK (answer = 'delivered' OR coalesce(answer_to, answer_event_type) IS NULL),
+    CONSTRAINT endpoint_duplicates_decided
+        CHECK (receiver_deduplicates = (duplicates_accepted_by IS NULL)
+            AND (duplicates_accepted_by IS NULL) = (duplicates_because IS NULL))
+);
+
 -- Tokens: the callers of the API, and their rights.
 CREATE TABLE oncebox.token (
     token_id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -300,6 +356,9 @@ CREATE TABLE oncebox.deployment (
     percent               double precision,
     -- Overrides of the consumer's caps.
     limits                jsonb NOT NULL DEFAULT '{}',
+    -- Rights that the operator gave it beyond its tenant's tables: `emit`, to send messages.
+    grants                text[] NOT NULL DEFAULT '{}' CONSTRAINT deployment_grants_known
+                          CHECK (grants <@ ARRAY['emit']),
     -- Name of the migration that the tenant's schema must hold.
     requires_migration    text,
     retries               text NOT NULL DEFAULT 'live'
@@ -366,7 +425,7 @@ CREATE TABLE oncebox.shadow_sum (
     -- Empty where the outcome differs.
     "table"               text NOT NULL,
     change                text NOT NULL,
-    -- Empty where a whole row differs; `result`, `failure` where the outcome does.
+    -- Empty where a whole row differs; `result`, `outgoing`, `failure` where the outcome does.
     "column"              text NOT NULL,
     messages              bigint NOT NULL,
     PRIMARY KEY (deployment_id, "table", change, "column")
@@ -544,6 +603,12 @@ CREATE INDEX inbox_uncopied ON oncebox.inbox (consumer_id, processed_at, "offset
 -- and read a consumer's whole part for every message once that has filled.
 CREATE INDEX inbox_newest ON oncebox.inbox ((consumer_id::bigint), received_at);
 
+-- The messages that completed in another transaction than that of their claim, in the order in
+-- which they did. With `inbox_newest`, where the others stand in that order, it gives replays their
+-- pages. A message that completes at once has no entry. It is on an expression for the same reason.
+CREATE INDEX inbox_completed_late ON oncebox.inbox ((consumer_id::bigint), processed_at)
+    WHERE status = 'completed' AND processed_at <> received_at;
+
 -- Gives messages without a version their place in the order of their key.
 CREATE SEQUENCE oncebox.ordering_place AS bigint;
 
@@ -607,12 +672,13 @@ CREATE TABLE oncebox.inbox_history (
     at                    timestamptz NOT NULL DEFAULT now(),
     event                 text NOT NULL CONSTRAINT inbox_history_event_known
         CHECK (event IN ('failed', 'crashed', 'interrupted', 'redriven', 'discarded', 'retried',
-            'edited', 'restored', 'erased')),
+            'edited', 'restored', 'erased', 'replayed')),
     -- Number of the run, since the message was first received or last redriven.
     attempt               int,
     -- Version that ran the message. Null: it did not run.
     version_id            int,
-    -- Reason of a failed run, as in the inbox, or the reason that an operator gave.
+    -- Reason of a failed run, as in the inbox, or the reason that an operator gave. Of a replayed
+    -- message: `replay`, the number of the replay, a colon, and the operator's reason.
     reason                text,
     -- Text of the failure. Null: none, or the message was erased.
     error                 text,
@@ -640,6 +706,209 @@ CREATE TABLE oncebox.copying (
     owner                 text NOT NULL,
     until                 timestamptz NOT NULL
 );
+
+-- Replays ----------------------------------------------------------------------------------------
+
+-- The replays of completed messages, which operators plan and then start: a row per plan, in the
+-- database with the inbox. A host works on a replay under a lease. It moves the cursor in the
+-- transaction of each replayed message, so that a host that dies repeats nothing that committed.
+CREATE TABLE oncebox.replay (
+    replay_id             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    consumer_id           int NOT NULL REFERENCES oncebox.consumer ON DELETE CASCADE,
+    -- `planned`: counted, and not started. `running`: hosts work on it. `paused`: they do not,
+    -- until an operator resumes it. `done`: it came to its end. `cancelled`: an operator ended it.
+    state                 text NOT NULL DEFAULT 'planned' CONSTRAINT replay_state_known
+        CHECK (state IN ('planned', 'running', 'paused', 'done', 'cancelled')),
+    -- The policy's `replay.kind` and `replay.emit` at the plan. Never change.
+    kind                  text NOT NULL,
+    emit                  text NOT NULL,
+    -- Messages that it selects: {"event_type": …, "from": …, "to": …, "ids": […]}, as far as they
+    -- are given. Never changes.
+    filter                jsonb NOT NULL,
+    -- Time before which a message must have completed: the plan's, or an earlier one of the filter.
+    until_at              timestamptz NOT NULL,
+    -- The consumer's `policy_revision` and `generation` at the plan.
+    policy_revision       bigint NOT NULL,
+    generation            bigint NOT NULL,
+    -- SHA-256 of the secret part of the token. Null: it was used, and starts nothing any more.
+    token_hash            bytea,
+    -- Time after which the token starts nothing.
+    expires_at            timestamptz NOT NULL,
+    planned_at            timestamptz NOT NULL DEFAULT now(),
+    planned_by            text NOT NULL,
+    -- Messages with a record that the plan found, and without one; whether it looked at all.
+    found                 bigint NOT NULL,
+    found_without_payload bigint NOT NULL,
+    is_counted_whole      boolean NOT NULL,
+    -- Operator who started it, with the reason, and the times of its begin and its end.
+    actor                 text,
+    reason                text,
+    began_at              timestamptz,
+    ended_at              timestamptz,
+    -- Completion time and id of the message that it came to last.
+    cursor_at             timestamptz NOT NULL,
+    cursor_id             text COLLATE "C" NOT NULL DEFAULT '',
+    -- Moves of the cursor so far. A host that knows an older number has lost its place.
+    step                  bigint NOT NULL DEFAULT 0,
+    -- Messages so far: those that ran, that failed and were rolled back, that have no stored
+    -- record, and that are not as they were planned.
+    replayed              bigint NOT NULL DEFAULT 0,
+    failed                bigint NOT NULL DEFAULT 0,
+    without_payload       bigint NOT NULL DEFAULT 0,
+    changed               bigint NOT NULL DEFAULT 0,
+    -- Outgoing messages that replayed runs emitted and that were dropped.
+    suppressed            bigint NOT NULL DEFAULT 0,
+    failures_in_a_row     int NOT NULL DEFAULT 0,
+    -- Hosts that ended while they had it, since the cursor moved last.
+    crashes               int NOT NULL DEFAULT 0,
+    -- Generation of the deployments that ran the last message. Null: none ran.
+    generation_last       bigint,
+    -- Why hosts paused it, for readers. Null: they did not.
+    note                  text,
+    -- End of the lease, and the host that has it. Null: no host has it.
+    locked_until          timestamptz,
+    locked_by             text,
+    -- Leases so far. A host whose epoch is lower has lost it.
+    epoch                 bigint NOT NULL DEFAULT 0,
+    CONSTRAINT replay_lease_has_end CHECK ((locked_until IS NULL) = (locked_by IS NULL)),
+    CONSTRAINT replay_lease_is_running CHECK (locked_until IS NULL OR state = 'running'),
+    CONSTRAINT replay_begun_has_actor CHECK (state = 'planned'
+        OR (began_at IS NOT NULL AND actor IS NOT NULL AND reason IS NOT NULL)),
+    CONSTRAINT replay_end_has_time
+        CHECK ((ended_at IS NOT NULL) = (state IN ('done', 'cancelled')))
+);
+-- A consumer has one replay at a time.
+CREATE UNIQUE INDEX replay_open ON oncebox.replay (consumer_id)
+    WHERE state IN ('running', 'paused');
+CREATE INDEX replay_of_consumer ON oncebox.replay (consumer_id, replay_id DESC);
+
+-- The first failures of each replay.
+CREATE TABLE oncebox.replay_failure (
+    replay_id             bigint NOT NULL REFERENCES oncebox.replay ON DELETE CASCADE,
+    -- Number of the move of the cursor, in whose transaction it was written.
+    step                  bigint NOT NULL,
+    message_id            text NOT NULL,
+    at                    timestamptz NOT NULL DEFAULT now(),
+    -- Kind of the failure, as in the inbox, and its text. Null text: the message was erased.
+    reason                text NOT NULL,
+    error                 text,
+    PRIMARY KEY (replay_id, step)
+);
+CREATE INDEX replay_failure_of_message ON oncebox.replay_failure (message_id);
+
+-- Outgoing messages ------------------------------------------------------------------------------
+
+-- A row per message that a handler sent. The completion of its cause inserts it; a relay, a cancel
+-- of the consumer and an operator's action change the rest. Time partitions are of a day each, are
+-- named `outgoing_YYYYMMDD` by UTC, and are made ahead of time.
+CREATE TABLE oncebox.outgoing (
+    consumer_id           int NOT NULL,
+    -- Id of the cause: the message whose run emitted it. Never changes.
+    message_id            text NOT NULL,
+    -- Number of the emit among those of its cause, from 0. Never changes.
+    ordinal               int NOT NULL,
+    -- Start of the day of the insert (UTC), or of a later day where retention kept the row; decides
+    -- its time partition.
+    bucket                timestamptz NOT NULL,
+    -- Order of the inserts, which is no order of the commits. Never changes.
+    position              bigint GENERATED ALWAYS AS IDENTITY,
+    -- Id derived from tenant, consumer, cause and ordinal. Receivers recognise a repetition by it.
+    id                    text NOT NULL,
+    -- Place to which it goes, such as `kafka:orders`. Never changes.
+    destination           text NOT NULL,
+    -- Key of its order. Null: no order, or the message was erased.
+    key                   bytea,
+    -- Hash of tenant, destination and key: messages of one lane are sent in the order of their due
+    -- times, then of their positions. Null: no key.
+    lane                  bigint,
+    event_type            text NOT NULL,
+    -- Media type of the payload. Null: the handler named none.
+    content_type          text,
+    -- W3C trace context of the cause. Null: it has none.
+    trace_parent          text,
+    -- Correlation id that the cause handed on, or the cause's id.
+    correlation_id        text NOT NULL,
+    -- Encoded headers that the handler gave it, and the payload. Null payload: none. An erasure of
+    -- the cause empties both.
+    headers               bytea NOT NULL,
+    payload               bytea,
+    -- Name by which the consumer may cancel it. Null: it cannot be cancelled.
+    cancel_token          text,
+    -- Status; `OutgoingStatus` in host/model/src/outgoing/status.rs says what moves a message to
+    -- each.
+    status                text NOT NULL,
+    -- Reason of the status. Set with each status that has one. Null after a confirmation, but for
+    -- `refused` where an endpoint refused the message and that was delivered as its answer.
+    reason                text,
+    -- Text of the last failure, or of such a refusal, for readers. Null after a confirmation.
+    last_error            text,
+    -- Whether an attempt ended without an answer, so that the destination may have the message. A
+    -- cancel passes over it then. True for good.
+    may_have_arrived      boolean NOT NULL DEFAULT false,
+    -- Attempts so far: plus one at each lease. Minus one where a lease is given back, 0 again at a
+    -- redrive.
+    attempts              int NOT NULL DEFAULT 0,
+    -- Leases so far. A relay whose epoch is lower has lost the message.
+    epoch                 bigint NOT NULL DEFAULT 0,
+    -- Time at which the handler wants it sent, by the clock of this database. Never changes.
+    due_at                timestamptz NOT NULL,
+    -- Time of the next attempt: `due_at` at first. Null in all statuses in which nothing is due.
+    next_attempt_at       timestamptz,
+    -- End of the lease, and the host that has it. Set by each lease, null from its end on.
+    locked_until          timestamptz,
+    locked_by             text,
+    -- Begin of the transaction that inserted the row.
+    created_at            timestamptz NOT NULL DEFAULT now(),
+    -- Time of the change to `completed`, `cancelled` or `discarded`. Null in all other statuses.
+    settled_at            timestamptz,
+    -- The endpoint's answer, where the endpoint keeps answers or delivers them: its status; and
+    -- where it keeps them, media type and body up to 64 KiB, and whether that is all of it. Written
+    -- once, with the change to `completed`; an erasure of the cause empties type and body.
+    answer_status         int,
+    answer_content_type   text,
+    answer                bytea,
+    answer_is_whole       boolean,
+    -- A redelivery under `dedup = "off"` emits the same messages: those of one day are one row.
+    CONSTRAINT outgoing_key PRIMARY KEY (consumer_id, message_id, ordinal, bucket),
+    CONSTRAINT outgoing_consumer_positive CHECK (consumer_id > 0),
+    CONSTRAINT outgoing_message_id_length CHECK (octet_length(message_id) BETWEEN 1 AND 600),
+    CONSTRAINT outgoing_ordinal_positive CHECK (ordinal >= 0),
+    CONSTRAINT outgoing_destination_length CHECK (octet_length(destination) BETWEEN 1 AND 300),
+    CONSTRAINT outgoing_status_known CHECK (status IN ('received', 'in_progress', 'completed',
+        'failed_retryable', 'parked', 'cancelled', 'discarded')),
+    CONSTRAINT outgoing_settled_has_time CHECK (
+        (settled_at IS NOT NULL) = (status IN ('completed', 'cancelled', 'discarded'))),
+    CONSTRAINT outgoing_lease_has_end
+        CHECK ((status = 'in_progress') = (locked_until IS NOT NULL)),
+    CONSTRAINT outgoing_due_has_time
+        CHECK ((status IN ('received', 'failed_retryable')) = (next_attempt_at IS NOT NULL)),
+    CONSTRAINT outgoing_failure_has_reason
+        CHECK (status NOT IN ('failed_retryable', 'parked') OR reason IS NOT NULL),
+    CONSTRAINT outgoing_lane_has_key CHECK ((lane IS NULL) = (key IS NULL)),
+    CONSTRAINT outgoing_answer_is_last CHECK (answer_status IS NULL OR status = 'completed'),
+    CONSTRAINT outgoing_answer_has_status CHECK (answer_status IS NOT NULL
+        OR (answer IS NULL AND answer_content_type IS NULL AND answer_is_whole IS NULL))
+) PARTITION BY RANGE (bucket);
+
+-- What is to be sent, by consumer and destination: for relays.
+CREATE INDEX outgoing_due
+    ON oncebox.outgoing (consumer_id, destination, next_attempt_at, position)
+    WHERE status IN ('received', 'failed_retryable');
+-- The same of messages without a key, for those that stand behind many that wait for others.
+CREATE INDEX outgoing_due_free
+    ON oncebox.outgoing (consumer_id, destination, next_attempt_at, position)
+    WHERE lane IS NULL AND status IN ('received', 'failed_retryable');
+-- What has to be sent first in a lane.
+CREATE INDEX outgoing_lane ON oncebox.outgoing (destination, lane, due_at, position)
+    WHERE lane IS NOT NULL
+        AND status IN ('received', 'in_progress', 'failed_retryable', 'parked');
+CREATE INDEX outgoing_leased ON oncebox.outgoing (locked_until) WHERE status = 'in_progress';
+-- What a consumer may cancel.
+CREATE INDEX outgoing_token ON oncebox.outgoing (consumer_id, cancel_token)
+    WHERE cancel_token IS NOT NULL AND status IN ('received', 'failed_retryable');
+-- What is not confirmed: for operators.
+CREATE INDEX outgoing_open ON oncebox.outgoing (consumer_id, status, position)
+    WHERE status <> 'completed';
 
 -- Retention --------------------------------------------------------------------------------------
 
@@ -890,6 +1159,22 @@ CREATE TABLE oncebox.host_consumer (
     -- Circuit breakers that are not closed: [{"version_id": …, "state": …, …}].
     breakers              jsonb NOT NULL DEFAULT '[]',
     PRIMARY KEY (host_id, consumer_id)
+);
+
+-- Circuit breakers of endpoints that are not closed on a host.
+CREATE TABLE oncebox.host_endpoint (
+    host_id               bigint NOT NULL REFERENCES oncebox.host ON DELETE CASCADE,
+    tenant_id             int NOT NULL,
+    endpoint              text NOT NULL,
+    state                 text NOT NULL CONSTRAINT host_endpoint_state_known
+                          CHECK (state IN ('open', 'half_open')),
+    -- Failures in a row so far.
+    failures              int NOT NULL,
+    -- Time of the next probe. Null: a message probes.
+    probes_at             timestamptz,
+    at                    timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (host_id, tenant_id, endpoint),
+    FOREIGN KEY (tenant_id, endpoint) REFERENCES oncebox.endpoint ON DELETE CASCADE
 );
 
 -- Starts of consumers that a host might not survive: the host writes a mark before each, and takes

@@ -28,7 +28,10 @@ MINUTES_MAX = 45
 # on how long a look or a loss takes, or load the machine.
 ALONE = ["docs", "fairness", "many_tenants", "at_rest", "hot_swap", "hostile", "tenant_locks", "counted", "shadow", "leases"]
 # The longest first, so that none of them is left over at the end.
-LONGEST = ["sabotage", "crash_recovery", "cli", "first_hour", "lifecycle", "redrive", "guest_examples", "rebalance"]
+LONGEST = [
+    "sabotage", "first_hour", "crash_recovery", "outages", "lifecycle", "brokers", "redrive", "cli",
+    "guest_sdk", "verify", "outgoing", "oncebox_kafka", "own_database", "guest_languages", "guest_examples", "rebalance",
+]
 SHOWN = 20
 
 Job = collections.namedtuple("Job", "name source path package tests")

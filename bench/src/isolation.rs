@@ -318,6 +318,7 @@ impl House {
             limits: policy.limits.clone(),
             config: Vec::new(),
             random_key: [1; 32],
+            may_emit: false,
         };
         let handler: Arc<dyn Handler> = Arc::new(self.runtime.handler(&loaded, settings));
         let handlers: Arc<dyn Handlers> = PlainHandlers::of(handler);

@@ -13,6 +13,8 @@ use rdkafka::{
 use serde::Serialize;
 use std::{collections::HashMap, time::Duration};
 
+use crate::sent::sent_topic;
+
 /// Accounts in the tables; the hot workload books to the first `HOT_ACCOUNTS` alone.
 pub const ACCOUNTS: i32 = 100_000;
 const HOT_ACCOUNTS: i32 = 100;
@@ -20,7 +22,8 @@ const HOT_ACCOUNTS: i32 = 100;
 pub const EVENT_TYPE: &str = "order.placed";
 /// Distance of the messages that are sent twice: one in 20.
 const DUPLICATE_OF: usize = 20;
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest time that the broker may take for one answer.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The rows that the messages meet at.
 #[derive(
@@ -206,6 +209,15 @@ impl Topics {
         let (brokers, topic, load) = (self.kafka.bootstrap().to_owned(), topic.to_owned(), *load);
         let fill = move || fill(&brokers, &topic, &load, first, Ids::Random);
         tokio::task::spawn_blocking(fill).await?
+    }
+
+    /// Creates the topic that a consumer sends to, by its group. Its records have the times at
+    /// which the broker took them.
+    pub async fn for_sent(&self, group: &str, partitions: i32) -> Result<String> {
+        let topic = sent_topic(group);
+        let broker_time = [("message.timestamp.type", "LogAppendTime")];
+        self.kafka.create_topic(&topic, partitions, &broker_time).await?;
+        Ok(topic)
     }
 
     /// Creates a topic without messages.

@@ -10,11 +10,13 @@ mod latency;
 mod load;
 mod measure;
 mod options;
+mod outgoing;
 mod panels;
 mod plot;
 mod removal;
 mod report;
 mod run;
+mod sent;
 mod servers;
 mod soak;
 mod statements;
@@ -74,6 +76,9 @@ async fn run(options: &Options) -> Result<()> {
     };
     if options.smoke {
         println!("the effects of {} variants are right", report.throughput.len());
+        if let Some(outgoing) = &report.outgoing {
+            println!("{} runs sent each outgoing message once", outgoing.runs());
+        }
     } else {
         print!("{}", tables::terminal(&report));
     }
@@ -197,6 +202,10 @@ async fn measure_lasting(
     }
     if options.wants(Part::Removal) {
         report.removal = removal::measure(bench, pace, options.removal_rows, rounds).await?;
+    }
+    if options.wants(Part::Outgoing) {
+        let (timers, seconds) = (options.timers, options.seconds());
+        report.outgoing = Some(outgoing::measure(bench, pace, timers, rounds, seconds).await?);
     }
     if options.wants(Part::Soak) {
         report.soak = Some(soak::measure(bench, pace, options.minutes).await?);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 
-use crate::{history, load::Workload, soak, variants::Variant};
+use crate::{history, load::Workload, outgoing, soak, variants::Variant};
 
 /// The options of the benchmark: one business effect by the host, by hand and by others, on real
 /// Kafka and PostgreSQL.
@@ -14,8 +14,8 @@ pub struct Options {
     /// Variants: a, b, b1, c, c1, c2, d, e, f, `g:<language>`. By default all that can run.
     #[arg(long, value_delimiter = ',')]
     pub variants: Vec<Variant>,
-    /// Parts. By default all but `history`, `removal` and `soak`, which take long; with `--quick`
-    /// without the plots.
+    /// Parts. By default all but `history`, `removal`, `outgoing` and `soak`, which take long; with
+    /// `--quick` without the plots.
     #[arg(long, value_delimiter = ',', value_enum)]
     parts: Vec<Part>,
     /// Only this workload.
@@ -27,7 +27,8 @@ pub struct Options {
     /// One round of short runs, without plots.
     #[arg(long)]
     quick: bool,
-    /// Check the effects of a few messages by each variant, and measure nothing.
+    /// Check the effects of a few messages by each variant, and measure nothing. Of the named parts
+    /// only `outgoing` runs too.
     #[arg(long)]
     pub smoke: bool,
     /// Rounds. Tables show the median.
@@ -42,6 +43,9 @@ pub struct Options {
     /// `removal`: messages of the removed partition.
     #[arg(long, value_name = "ROWS", default_value_t = 20_000_000)]
     pub removal_rows: u64,
+    /// `outgoing`: messages that are due later, at the rate of a million in one minute.
+    #[arg(long, value_name = "MESSAGES", default_value_t = outgoing::TIMERS)]
+    pub timers: u64,
     /// `soak`: duration of the load, minutes.
     #[arg(long, default_value_t = soak::MINUTES)]
     pub minutes: f64,
@@ -90,6 +94,8 @@ pub enum Part {
     History,
     /// Latency while a large time partition is removed.
     Removal,
+    /// Throughput, delay and timers of what handlers emit, beside an outbox written by hand.
+    Outgoing,
     /// Half an hour of load under a retention of minutes.
     Soak,
 }
@@ -98,7 +104,7 @@ impl Part {
     /// Returns whether the part takes long and much of the disk, so that it runs only where it is
     /// named.
     fn is_lasting(self) -> bool {
-        matches!(self, Self::History | Self::Removal | Self::Soak)
+        matches!(self, Self::History | Self::Removal | Self::Outgoing | Self::Soak)
     }
 }
 
@@ -106,7 +112,8 @@ impl Options {
     /// Returns whether a part is wanted.
     pub fn wants(&self, part: Part) -> bool {
         if self.smoke {
-            return part == Part::Throughput;
+            let is_named = part == Part::Outgoing && self.parts.contains(&part);
+            return part == Part::Throughput || is_named;
         }
         if self.parts.is_empty() {
             !(part.is_lasting() || self.quick && part == Part::Plots)
@@ -132,7 +139,12 @@ impl Options {
 
     /// Returns the names of the wanted parts that last.
     pub fn lasting(&self) -> Vec<&'static str> {
-        let all = [(Part::History, "history"), (Part::Removal, "removal"), (Part::Soak, "soak")];
+        let all = [
+            (Part::History, "history"),
+            (Part::Removal, "removal"),
+            (Part::Outgoing, "outgoing"),
+            (Part::Soak, "soak"),
+        ];
         all.into_iter().filter(|(part, _)| self.wants(*part)).map(|(_, name)| name).collect()
     }
 
@@ -168,13 +180,16 @@ mod tests {
             let all = [["bench.sh"].as_slice(), arguments].concat();
             Options::try_parse_from(all).expect("options")
         };
-        let lasting = [Part::History, Part::Removal, Part::Soak];
+        let lasting = [Part::History, Part::Removal, Part::Outgoing, Part::Soak];
         assert!(!lasting.iter().any(|part| parse(&[]).wants(*part)));
         assert!(parse(&[]).wants(Part::Plots) && !parse(&["--quick"]).wants(Part::Plots));
         let named = parse(&["--parts", "history,soak", "--history", "1000,0,1000"]);
-        assert_eq!(lasting.map(|part| named.wants(part)), [true, false, true]);
+        assert_eq!(lasting.map(|part| named.wants(part)), [true, false, false, true]);
         assert_eq!(named.lasting(), ["history", "soak"]);
         assert_eq!(named.history(), [0, 1_000]);
+        assert!(!parse(&["--smoke"]).wants(Part::Outgoing));
+        let smoke = parse(&["--smoke", "--parts", "throughput,outgoing,soak"]);
+        assert_eq!(lasting.map(|part| smoke.wants(part)), [false, false, true, false]);
         assert_eq!(parse(&[]).history(), history::SIZES);
     }
 }

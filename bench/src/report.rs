@@ -4,8 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     claims::ClaimCost, fairness::FairnessPair, history::History, isolation::Isolation,
-    latency::Latency, load::Workload, measure::Cpu, removal::figures::RemovalRound, run::Figures,
-    soak::Soak, statements::Statements, swaps::Gaps, sweep::Point, variants::Variant,
+    latency::Latency, load::Workload, measure::Cpu, outgoing::Outgoing,
+    removal::figures::RemovalRound, run::Figures, soak::Soak, statements::Statements, swaps::Gaps,
+    sweep::Point, variants::Variant,
 };
 
 /// Everything that one call of the benchmark measured.
@@ -42,6 +43,9 @@ pub struct Report {
     /// Latency around the removal of a time partition, one a round.
     #[serde(default)]
     pub removal: Vec<RemovalRound>,
+    /// Outgoing messages.
+    #[serde(default)]
+    pub outgoing: Option<Outgoing>,
     /// A load that lasts.
     #[serde(default)]
     pub soak: Option<Soak>,
@@ -159,6 +163,7 @@ impl Report {
             batches: Vec::new(),
             history: None,
             removal: Vec::new(),
+            outgoing: None,
             soak: None,
         }
     }
@@ -213,12 +218,13 @@ mod tests {
             seconds: 1.0,
         };
         let mut json = serde_json::to_value(Report::new(environment)).expect("JSON");
-        for part in ["history", "removal", "soak"] {
+        for part in ["history", "removal", "outgoing", "soak"] {
             let fields = json.as_object_mut().expect("an object");
             assert!(fields.remove(part).is_some(), "{part}");
         }
         let report: Report = serde_json::from_value(json).expect("a report");
         assert!(report.history.is_none() && report.removal.is_empty() && report.soak.is_none());
+        assert!(report.outgoing.is_none());
     }
 
     #[test]

@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 use crate::{
     load::{Load, Topics, ends},
     measure::{Cpu, Parties, Sampler, Samples, by_thread},
+    sent::{self, sent_topic},
     servers::{Database, Servers},
     variants::{Batch, Programs, Setting, Variant, host, spawn, tail},
 };
@@ -34,7 +35,8 @@ const MEASURED: (f64, f64) = (0.1, 0.9);
 pub struct Figures {
     /// Different messages.
     pub messages: usize,
-    /// Seconds from the first measured commit to the last.
+    /// Seconds from the first measured commit to the last, or to the last measured record where the
+    /// variant sends.
     pub seconds: f64,
     /// Messages a second.
     pub rate: f64,
@@ -112,15 +114,23 @@ impl Bench {
         topic: &str,
     ) -> Result<(Database, Figures)> {
         let ended = self.wait(job, &started, topic).await;
-        let log = started.log.clone();
+        let (log, group) = (started.log.clone(), started.group.clone());
         let threads = by_thread(started.child.pid());
         let (database, samples) = finish(started, ended)?;
         check(job, &database)
             .await
             .with_context(|| format!("its log ends with:\n{}", tail(&log)))?;
         let inbox_bytes = if job.variant.is_host() { database.inbox_bytes().await? } else { None };
-        let figures =
-            Figures { threads, inbox_bytes, ..figures(&database.commits().await?, &samples)? };
+        let commits = database.commits().await?;
+        let done = match job.variant.sends() {
+            true => {
+                let brokers = self.servers.kafka.bootstrap();
+                let sent = sent::checked(brokers, &group, &job.variant, &job.load, &database);
+                sent::times(&sent.await?)
+            }
+            false => commits.clone(),
+        };
+        let figures = Figures { threads, inbox_bytes, ..figures(&commits, &done, &samples)? };
         Ok((database, figures))
     }
 
@@ -136,6 +146,9 @@ impl Bench {
         let database = self.servers.database(job.variant.is_host()).await?;
         if job.log_statements {
             self.servers.log_statements(&database, job.variant.is_host()).await?;
+        }
+        if job.variant.sends() {
+            self.topics.for_sent(&group, job.load.partitions).await?;
         }
         let setting = Setting {
             servers: &self.servers,
@@ -181,15 +194,15 @@ impl Bench {
         Ok(Started { child, database, group, log, sampler })
     }
 
-    /// Waits until all messages are acked, or, where there is no broker, until the process has
-    /// ended.
+    /// Waits until all messages are acked, and those that the variant sends are on the broker; or,
+    /// where there is no broker, until the process has ended.
     pub async fn wait(&self, job: &Job, started: &Started, topic: &str) -> Result<()> {
         let watch =
             Watch::new(self.servers.kafka.bootstrap(), &started.group, topic, job.load.partitions)?;
         let deadline = Instant::now() + DEADLINE;
         let has_broker = job.variant != Variant::Pgbench;
         while started.child.is_running() {
-            if has_broker && watch.all_acked().await? {
+            if has_broker && watch.all_acked().await? && watch.all_sent(job, started).await? {
                 return Ok(());
             }
             ensure!(
@@ -248,14 +261,16 @@ pub async fn check(job: &Job, database: &Database) -> Result<()> {
     Ok(())
 }
 
-fn figures(commits: &[(f64, i64)], samples: &Samples) -> Result<Figures> {
-    let messages: i64 = commits.iter().map(|(_, count)| count).sum();
+/// Returns the figures of a run from the times of its commits, and of what ends each message: the
+/// commit too, or the record that is sent of it.
+fn figures(commits: &[(f64, i64)], done: &[(f64, i64)], samples: &Samples) -> Result<Figures> {
+    let messages: i64 = done.iter().map(|(_, count)| count).sum();
     let (from, before) = at_share(commits, MEASURED.0)?;
-    let (to, until) = at_share(commits, MEASURED.1)?;
+    let (to, until) = at_share(done, MEASURED.1)?;
     let (seconds, measured) = ((to - from) / 1e6, (until - before) as f64);
     ensure!(seconds > 0.0, "all was committed at once; there is nothing to measure");
     let cpu = samples.between(from, to).scaled(1.0 / measured);
-    let longest_gap_ms = longest_gap(commits, from, to) / 1e3;
+    let longest_gap_ms = longest_gap(done, from, to) / 1e3;
     Ok(Figures {
         messages: messages as usize,
         seconds,
@@ -318,6 +333,17 @@ impl Watch {
             *end == 0 || found.is_some_and(|found| found.offset() == Offset::Offset(*end))
         };
         Ok(self.ends.iter().enumerate().all(done))
+    }
+
+    /// Returns whether the records that a variant sends are on the broker.
+    async fn all_sent(&self, job: &Job, started: &Started) -> Result<bool> {
+        if !job.variant.sends() {
+            return Ok(true);
+        }
+        let (client, topic, partitions) =
+            (self.client.clone(), sent_topic(&started.group), job.load.partitions);
+        let ends = tokio::task::spawn_blocking(move || ends(&client, &topic, partitions)).await??;
+        Ok(ends.iter().sum::<i64>() >= job.load.messages as i64)
     }
 }
 

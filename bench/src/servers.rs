@@ -23,6 +23,13 @@ const PROCESSED: &str = "\
 CREATE TABLE processed (message_id text PRIMARY KEY, done boolean NOT NULL DEFAULT false, at \
 timestamptz NOT NULL DEFAULT now());";
 
+/// The outbox of a consumer that is written by hand.
+const OUTBOX: &str = "\
+CREATE TABLE outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key text NOT NULL, \
+event_type text NOT NULL, payload bytea NOT NULL, created_at timestamptz NOT NULL DEFAULT now(), \
+sent_at timestamptz);
+CREATE INDEX outbox_unsent ON outbox (id) WHERE sent_at IS NULL;";
+
 const TENANT: &str = "bench";
 /// Template database of runs with a host: migrated, with the tenant and its filled tables.
 const HOST: &str = "bench_host";
@@ -253,7 +260,7 @@ async fn make_templates(url: &str, master_key: &str) -> Result<Tenant> {
     let mut admin = connect(url).await?;
     run(&mut admin, format!("CREATE DATABASE {PLAIN}")).await?;
     let mut plain = connect(&with_database(url, PLAIN)?).await?;
-    run(&mut plain, format!("{SCHEMA}{PROCESSED}")).await?;
+    run(&mut plain, format!("{SCHEMA}{PROCESSED}{OUTBOX}")).await?;
     fill(plain, "public").await?;
 
     run(&mut admin, format!("CREATE DATABASE {HOST}")).await?;

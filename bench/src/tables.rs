@@ -2,6 +2,8 @@
 
 // The tables of the parts that last.
 pub mod lasting;
+// The tables of outgoing messages.
+pub mod outgoing;
 
 use std::fmt::Write as _;
 
@@ -101,6 +103,7 @@ pub fn terminal(report: &Report) -> String {
         lasting::removal_steps(report),
         lasting::soak(report),
     ]);
+    tables.extend(outgoing::tables(report));
     tables.iter().filter(|table| !table.is_empty()).map(Table::text).collect()
 }
 

@@ -1,6 +1,7 @@
 //! The compared variants and their start.
 
 mod by_hand;
+pub mod emitting;
 pub mod host;
 mod native;
 mod node;
@@ -47,11 +48,17 @@ pub enum Variant {
     ComponentLight,
     /// (g) The host with the component as written in a language.
     Language(String),
+    /// (c-emit) The host with a component that emits an outgoing message of each message.
+    ComponentEmitting,
+    /// (c-quiet) As (c-emit), with a component that emits nothing.
+    ComponentQuiet,
+    /// (d-outbox) As (d), with an outbox written by hand.
+    ByHandOutbox,
 }
 
 use Variant::{
-    BatchComponent, ByHand, Component, ComponentAlone, ComponentLight, Language, Native,
-    NativeAlone, Node, Pgbench,
+    BatchComponent, ByHand, ByHandOutbox, Component, ComponentAlone, ComponentEmitting,
+    ComponentLight, ComponentQuiet, Language, Native, NativeAlone, Node, Pgbench,
 };
 
 const LETTERS: [(&str, Variant); 9] = [
@@ -65,6 +72,9 @@ const LETTERS: [(&str, Variant); 9] = [
     ("c1", ComponentAlone),
     ("c2", ComponentLight),
 ];
+/// The variants of the part `outgoing` alone. No option names them.
+const OF_OUTGOING: [(&str, Variant); 3] =
+    [("c-emit", ComponentEmitting), ("c-quiet", ComponentQuiet), ("d-outbox", ByHandOutbox)];
 
 impl Variant {
     /// Returns all variants with a letter of their own.
@@ -78,6 +88,7 @@ impl Variant {
             Language(name) => format!("g:{name}"),
             _ => LETTERS
                 .iter()
+                .chain(&OF_OUTGOING)
                 .find(|(_, variant)| variant == self)
                 .map_or_else(String::new, |(letter, _)| (*letter).to_owned()),
         }
@@ -96,12 +107,20 @@ impl Variant {
             ComponentAlone => "oncebox, component, one message per transaction".to_owned(),
             ComponentLight => "oncebox, component, light rows".to_owned(),
             Language(name) => format!("oncebox, component written in {name}"),
+            ComponentEmitting => "oncebox, one emit of each message".to_owned(),
+            ComponentQuiet => "oncebox, the same component without the emit".to_owned(),
+            ByHandOutbox => "by hand, with an outbox and a poller".to_owned(),
         }
     }
 
     /// Returns whether the variant needs the host's schema.
     pub fn is_host(&self) -> bool {
-        !matches!(self, Pgbench | ByHand | Node)
+        !matches!(self, Pgbench | ByHand | ByHandOutbox | Node)
+    }
+
+    /// Returns whether the variant sends a record to the broker for each message.
+    pub fn sends(&self) -> bool {
+        matches!(self, ComponentEmitting | ByHandOutbox)
     }
 
     /// Returns whether one load is enough for the variant: it differs from another one in a single
@@ -115,8 +134,9 @@ impl Variant {
         match self {
             BatchComponent => 15_000.0,
             Native => 6_000.0,
-            Component | ComponentLight => 4_500.0,
-            Pgbench | ByHand => 1_500.0,
+            Component | ComponentLight | ComponentQuiet => 4_500.0,
+            ComponentEmitting => 3_000.0,
+            Pgbench | ByHand | ByHandOutbox => 1_500.0,
             Node | NativeAlone | ComponentAlone | Language(_) => 800.0,
         }
     }
@@ -132,7 +152,11 @@ impl TryFrom<String> for Variant {
     type Error = anyhow::Error;
 
     fn try_from(letter: String) -> Result<Self> {
-        letter.parse()
+        let of_outgoing = OF_OUTGOING
+            .iter()
+            .find(|(known, _)| *known == letter)
+            .map(|(_, variant)| variant.clone());
+        of_outgoing.map_or_else(|| letter.parse(), Ok)
     }
 }
 
@@ -210,8 +234,8 @@ impl Programs {
             Pgbench => pgbench::program()
                 .is_none()
                 .then(|| "there is no `pgbench`; install PostgreSQL's client programs".to_owned()),
-            Native | NativeAlone => None,
-            ByHand => None,
+            Native | NativeAlone | ByHand => None,
+            ByHandOutbox | ComponentEmitting | ComponentQuiet => None,
             Node => needs(
                 node::dir(self).join("node_modules"),
                 "install Node.js and npm, then run bench.sh again",
@@ -249,7 +273,10 @@ impl Variant {
     pub async fn start(&self, setting: &Setting<'_>) -> Result<Child> {
         let command = match self {
             Pgbench => pgbench::command(setting)?,
-            ByHand => by_hand::command(setting),
+            ByHand => by_hand::command(setting, false),
+            ByHandOutbox => by_hand::command(setting, true),
+            ComponentEmitting => emitting::command(setting, true).await?,
+            ComponentQuiet => emitting::command(setting, false).await?,
             Node => node::command(setting),
             Native | NativeAlone => native::command(setting, self.batch(setting.batch)).await?,
             Component | BatchComponent | ComponentAlone | ComponentLight | Language(_) => {

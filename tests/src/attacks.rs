@@ -380,8 +380,8 @@ pub fn broken_components(around: &dyn Fn(Vec<Step>) -> Vec<Step>) -> Vec<Case> {
             "result_bytes_max",
         ),
         fails(
-            "a row of a hundred megabytes",
-            hostile(vec![query("SELECT repeat('x', 100000000)")]),
+            "a row of twenty megabytes",
+            hostile(vec![query("SELECT repeat('x', 20000000)")]),
             "limit",
             "result_bytes_max",
         ),

@@ -199,6 +199,7 @@ impl CliFixture {
             "tenant",
             "tenant_migration",
             "tenant_store",
+            "endpoint",
             "handler",
             "version",
             "deployment",

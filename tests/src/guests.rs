@@ -1,9 +1,9 @@
 //! Guests as text, so that no toolchain is needed: each does a list of steps, whatever they answer,
 //! and ends in one way.
 //!
-//! Their memory: the answer at 64, what a call of `sql` returns at 256, the savepoint that was
-//! opened last at 512, one parameter at 1024, texts from 4096 on, and behind them what is
-//! allocated.
+//! Their memory: the answer at 64, what a call returns at 256, the savepoint that was opened last
+//! at 512, one parameter at 1024, what is emitted at 2048, texts from 4096 on, and behind them what
+//! is allocated.
 
 use std::fmt::Write as _;
 
@@ -40,10 +40,37 @@ pub enum Step {
     Release,
     /// A line into the log.
     Log(String),
+    /// Emit an outgoing message.
+    Emit(Emit),
+    /// Cancel what the consumer emitted with a token.
+    Cancel(String),
     /// A step so many times; for ever with `u32::MAX`.
     Repeat(u32, Box<Step>),
     /// Anything else, as instructions.
     Wat(String),
+}
+
+/// What a guest emits: its own message's payload, under another type.
+#[derive(Debug, Clone, Default)]
+pub struct Emit {
+    /// `kafka:<topic>` or `inbox:<consumer>`.
+    pub destination: String,
+    /// The event type.
+    pub event_type: String,
+    /// Whether it has the key of the guest's message.
+    pub has_key: bool,
+    /// Milliseconds until it is due; none is now.
+    pub after_ms: Option<u64>,
+    /// Names it for a cancel.
+    pub cancel_token: Option<String>,
+}
+
+impl Emit {
+    /// An outgoing message that is due now, has the key of the guest's message, and no token.
+    pub fn to(destination: impl Into<String>, event_type: &str) -> Self {
+        let (destination, event_type) = (destination.into(), event_type.to_owned());
+        Self { destination, event_type, has_key: true, ..Self::default() }
+    }
 }
 
 /// How a guest ends.
@@ -94,6 +121,7 @@ pub fn encode(text: &str) -> Vec<u8> {
 /// The core module's text.
 pub fn text(steps: &[Step], end: &End) -> String {
     let mut texts = Texts::default();
+    let imports = if steps.iter().any(emits) { EMIT } else { "" };
     let steps: String = steps.iter().map(|step| instructions(step, &mut texts)).collect();
     let gave_up = answer(&End::Other("gave up".to_owned()), &mut texts);
     let end = answer(end, &mut texts);
@@ -108,6 +136,7 @@ pub fn text(steps: &[Step], end: &End) -> String {
   (import "oncebox:handler/sql@0.1.0" "[method]savepoint.release" (func $release (param i32 i32)))
   (import "oncebox:handler/sql@0.1.0" "[resource-drop]savepoint" (func $drop (param i32)))
   (import "oncebox:handler/log@0.1.0" "log" (func $log (param i32 i32 i32)))
+  {imports}
   (memory (export "memory") {pages})
   {data}
   (global $next (mut i32) (i32.const {allocated}))
@@ -145,6 +174,19 @@ pub fn text(steps: &[Step], end: &End) -> String {
     )
 }
 
+/// Imports of a guest that emits. Others have none of them, since they need a grant.
+const EMIT: &str = r#"(import "oncebox:handler/emit@0.2.0" "emit" (func $emit (param i32 i32)))
+  (import "oncebox:handler/emit@0.2.0" "cancel" (func $cancel (param i32 i32 i32)))"#;
+
+/// Returns whether a step calls what needs the grant.
+fn emits(step: &Step) -> bool {
+    match step {
+        Step::Emit(_) | Step::Cancel(_) => true,
+        Step::Repeat(_, step) => emits(step),
+        _ => false,
+    }
+}
+
 /// The texts of a module, one behind the other.
 #[derive(Default)]
 struct Texts {
@@ -157,6 +199,17 @@ impl Texts {
         let at = TEXTS + self.bytes.len();
         self.bytes.extend_from_slice(text);
         format!("(i32.const {at}) (i32.const {})", text.len())
+    }
+
+    /// Code that writes address and length of a text to a place in memory.
+    fn put_at(&mut self, place: u32, text: &[u8]) -> String {
+        let at = TEXTS + self.bytes.len();
+        self.bytes.extend_from_slice(text);
+        let (next, length) = (place + 4, text.len());
+        format!(
+            "(i32.store (i32.const {place}) (i32.const {at})) (i32.store (i32.const {next}) \
+                (i32.const {length}))"
+        )
     }
 
     fn segments(&self) -> String {
@@ -219,6 +272,8 @@ fn instructions(step: &Step, texts: &mut Texts) -> String {
         Step::RollBack => format!("(call $rollback (i32.load (i32.const 512)) {ANSWER})"),
         Step::Release => format!("(call $release (i32.load (i32.const 512)) {ANSWER})"),
         Step::Log(line) => format!("(call $log (i32.const 2) {})", texts.put(line.as_bytes())),
+        Step::Emit(emit) => emission(emit, texts),
+        Step::Cancel(token) => format!("(call $cancel {} {ANSWER})", texts.put(token.as_bytes())),
         Step::Repeat(count, step) => format!(
             "(local.set $left (i32.const {count})) (loop $again {} \
              (local.set $left (i32.sub (local.get $left) (i32.const 1))) (br_if $again (local.get \
@@ -227,6 +282,46 @@ fn instructions(step: &Step, texts: &mut Texts) -> String {
         ),
         Step::Wat(text) => text.clone(),
     }
+}
+
+/// Code that calls `emit`. Its parameters are too many to be passed one by one: they are a record
+/// in memory of destination, outgoing message and options, one behind the other. Key and payload are
+/// those of the message that the guest was called with.
+fn emission(emit: &Emit, texts: &mut Texts) -> String {
+    const PARAMETERS: u32 = 2048;
+    let byte = |place: u32, value: &str| {
+        format!("(i32.store8 (i32.const {}) {value})", PARAMETERS + place)
+    };
+    let one = "(i32.const 1)";
+    let of_message = |is_some: u32, value: u32, from_is_some: u32, from_value: u32| {
+        let load = format!("(i32.load8_u offset={from_is_some} (local.get $message))");
+        format!(
+            "{} (i64.store (i32.const {}) (i64.load offset={from_value} (local.get $message)))",
+            byte(is_some, &load),
+            PARAMETERS + value
+        )
+    };
+    let mut code = format!("(memory.fill (i32.const {PARAMETERS}) (i32.const 0) (i32.const 104))");
+    let mut push = |part: String| {
+        code.push(' ');
+        code.push_str(&part);
+    };
+    push(texts.put_at(PARAMETERS, emit.destination.as_bytes()));
+    push(texts.put_at(PARAMETERS + 8, emit.event_type.as_bytes()));
+    push(of_message(36, 40, 68, 72)); // payload
+    if emit.has_key {
+        push(of_message(48, 52, 24, 28));
+    }
+    if let Some(after_ms) = emit.after_ms {
+        push(byte(64, one));
+        push(format!("(i64.store (i32.const {}) (i64.const {after_ms}))", PARAMETERS + 72));
+    }
+    if let Some(token) = &emit.cancel_token {
+        push(byte(80, one));
+        push(texts.put_at(PARAMETERS + 84, token.as_bytes()));
+    }
+    push(format!("(call $emit (i32.const {PARAMETERS}) (i32.const 256))"));
+    code
 }
 
 /// Code that writes the payload as a parameter. In the message's memory its address and length

@@ -66,6 +66,8 @@ pub struct InboxFixture {
     database: TestDatabase,
     options: PgConnectOptions,
     key: MasterKey,
+    /// The key, as a setting of another process has it.
+    key_text: String,
     /// What a person can do.
     pub admin: Control,
     /// Connections of a superuser, to look and to meddle.
@@ -115,12 +117,14 @@ impl InboxFixture {
         let revoke = format!("REVOKE ALL ON DATABASE {} FROM PUBLIC", database.name());
         let pool = PgPoolOptions::new().max_connections(8).connect_lazy_with(options.clone());
         pool.execute(AssertSqlSafe(revoke)).await.context("failed to close the database")?;
-        let key = MasterKey::parse(&MasterKey::generate())?;
+        let key_text = MasterKey::generate();
+        let key = MasterKey::parse(&key_text)?;
         let admin = Control::new(options.clone(), key.clone(), "test");
         Ok(Self {
             database,
             options,
             key,
+            key_text,
             admin,
             pool,
             control: Arc::default(),
@@ -268,6 +272,11 @@ impl InboxFixture {
     /// The superuser's URL of its database.
     pub fn url(&self) -> String {
         self.database.url().to_owned()
+    }
+
+    /// The master key, for a host in another process.
+    pub fn master_key(&self) -> &str {
+        &self.key_text
     }
 
     /// Options to connect as superuser.

@@ -22,7 +22,10 @@ impl Service for PrivatePostgres {
         // Nothing here outlives the machine, and hundreds of databases are made and dropped:
         // without this, each checkpoint stalls everyone. Tests that crash a server start one of
         // their own.
-        Self::start(PostgresOptions::new(dir).tcp(true).setting("fsync", "off"))
+        // Many hosts at a time use it, of several test processes. The lock table stays as large.
+        let options = PostgresOptions::new(dir).tcp(true).setting("fsync", "off");
+        let options = options.setting("max_connections", "400");
+        Self::start(options.setting("max_locks_per_transaction", "128"))
     }
 
     fn address(&self) -> String {

@@ -3,6 +3,8 @@
 //!
 //! It is generous in three ways. Each partition has a consumer and a connection of its own. The
 //! connection is not pinged before each use, as sqlx's pool would. Statements stay prepared.
+//!
+//! With an outbox, the transaction also inserts what is to be sent of the message (`outbox.rs`).
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -13,8 +15,9 @@ use rdkafka::{
 };
 use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
-use crate::{Servers, order::Order, until_terminated};
+use crate::{Servers, order::Order, outbox, until_terminated};
 
 #[derive(Args)]
 pub(crate) struct ByHandOptions {
@@ -29,6 +32,9 @@ pub(crate) struct ByHandOptions {
     /// Partitions of the topic, and consumers that join the group.
     #[arg(long)]
     partitions: usize,
+    /// A topic to which an outbox sends a record of each message. By default there is none.
+    #[arg(long)]
+    outbox_to: Option<String>,
 }
 
 const CLAIM: &str = "INSERT INTO processed (message_id) VALUES ($1) ON CONFLICT DO NOTHING";
@@ -41,11 +47,20 @@ pub(crate) async fn run(options: ByHandOptions) -> Result<()> {
         let connection = PgConnection::connect(&options.servers.database)
             .await
             .context("failed to connect to the database")?;
-        consumers.spawn(consume(consumer, connection));
+        consumers.spawn(consume(consumer, connection, options.outbox_to.is_some()));
+    }
+    let (mut pollers, stop) = (JoinSet::new(), CancellationToken::new());
+    if let Some(topic) = options.outbox_to {
+        pollers.spawn(outbox::poll(options.servers, topic, stop.clone()));
     }
     tokio::select! {
         ended = until_terminated() => ended?,
         Some(ended) = consumers.join_next() => ended??,
+        Some(ended) = pollers.join_next() => ended??,
+    }
+    stop.cancel();
+    while let Some(ended) = pollers.join_next().await {
+        ended??;
     }
     Ok(())
 }
@@ -65,21 +80,32 @@ fn consumer(options: &ByHandOptions) -> Result<StreamConsumer> {
     Ok(consumer)
 }
 
-async fn consume(consumer: StreamConsumer, mut connection: PgConnection) -> Result<()> {
+async fn consume(
+    consumer: StreamConsumer,
+    mut connection: PgConnection,
+    has_outbox: bool,
+) -> Result<()> {
     loop {
         let message = consumer.recv().await.context("failed to receive")?;
-        process(&mut connection, &message).await?;
+        process(&mut connection, &message, has_outbox).await?;
         consumer.store_offset_from_message(&message).context("failed to store an offset")?;
     }
 }
 
-async fn process(connection: &mut PgConnection, message: &BorrowedMessage<'_>) -> Result<()> {
+async fn process(
+    connection: &mut PgConnection,
+    message: &BorrowedMessage<'_>,
+    has_outbox: bool,
+) -> Result<()> {
     let id = message_id(message)?;
     let mut tx = connection.begin().await?;
     if sqlx::query(CLAIM).bind(id).execute(&mut *tx).await?.rows_affected() == 1 {
-        let order: Order = serde_json::from_slice(message.payload().unwrap_or_default())
-            .context("malformed payload")?;
+        let payload = message.payload().unwrap_or_default();
+        let order: Order = serde_json::from_slice(payload).context("malformed payload")?;
         anyhow::ensure!(order.apply(&mut tx).await?, "no account {}", order.account);
+        if has_outbox {
+            outbox::insert(&mut tx, id, payload).await?;
+        }
         sqlx::query(DONE).bind(id).execute(&mut *tx).await?;
     }
     Ok(tx.commit().await?)

@@ -4,6 +4,7 @@
 mod by_hand;
 mod native;
 mod order;
+mod outbox;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser};

@@ -9,9 +9,10 @@ use oncebox_control::{Control, MasterKey};
 use oncebox_inbox::{Budget, ConsumerInbox, PartitionInbox, SessionSettings, Sessions, retry};
 use oncebox_kafka::{ConsumerConfig, PartitionInboxError, Timing};
 use oncebox_model::{
-    handler::{Handler, Handlers, Run},
+    handler::{Answer, Handler, Handlers, Run},
     message::Message,
     outcome::{Failure, FailureKind},
+    outgoing::Output,
     tx::Tx,
 };
 use tokio_util::sync::CancellationToken;
@@ -99,16 +100,12 @@ impl Handler for PlaceOrders {
         1
     }
 
-    fn handle<'a>(
-        &'a self,
-        tx: &'a Tx,
-        run: &'a Run<'a>,
-    ) -> BoxFuture<'a, Result<Option<String>, Failure>> {
+    fn handle<'a>(&'a self, tx: &'a Tx, run: &'a Run<'a>) -> BoxFuture<'a, Answer> {
         place(tx, run).boxed()
     }
 }
 
-async fn place(tx: &Tx, run: &Run<'_>) -> Result<Option<String>, Failure> {
+async fn place(tx: &Tx, run: &Run<'_>) -> Answer {
     let payload = run.message.record.payload.as_deref().unwrap_or_default();
     let malformed =
         |error| Failure::new(FailureKind::Reject, format!("malformed payload: {error}"));
@@ -117,7 +114,7 @@ async fn place(tx: &Tx, run: &Run<'_>) -> Result<Option<String>, Failure> {
     let applied = order.apply(statement.connection()).await;
     statement.finish(applied.as_ref().err());
     match applied {
-        Ok(true) => Ok(None),
+        Ok(true) => Ok(Output::default()),
         Ok(false) => {
             Err(Failure::new(FailureKind::Reject, format!("no account {}", order.account)))
         }

@@ -11,7 +11,7 @@ use crate::{
     removal::figures::{RemovalRound, When, ratio},
     report::{Report, Spread},
     soak::{Soak, quantities::Trend},
-    tables::lasting,
+    tables::{lasting, outgoing},
 };
 
 /// Messages of the inbox that the measured line is continued to.
@@ -25,6 +25,9 @@ pub fn blocks(report: &Report) -> Vec<(&'static str, String)> {
     }
     if !report.removal.is_empty() {
         blocks.push(("removal", removal_block(report)));
+    }
+    if report.outgoing.is_some() {
+        blocks.push(("outgoing", outgoing_block(report)));
     }
     if let Some(soak) = &report.soak {
         blocks.push(("soak", soak_block(report, soak)));
@@ -174,6 +177,18 @@ fn removal_sentence(rounds: &[RemovalRound]) -> String {
         p99.median,
         p99.min,
         p99.max
+    )
+}
+
+fn outgoing_block(report: &Report) -> String {
+    let tables = outgoing::tables(report).map(|table| table.markdown());
+    format!(
+        "{}\n{}\n({}; rounds: {}, measured seconds of a run: about {}.)\n",
+        tables.join("\n"),
+        outgoing::sentence(report),
+        machine(report),
+        report.environment.rounds,
+        report.environment.seconds
     )
 }
 

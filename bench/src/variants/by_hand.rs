@@ -1,10 +1,11 @@
-//! (d): see `bench/consumer/src/by_hand.rs`.
+//! (d) and (d-outbox): see `bench/consumer/src/by_hand.rs`.
 
 use std::process::Command;
 
 use super::{Setting, ours};
+use crate::sent::sent_topic;
 
-pub(super) fn command(setting: &Setting<'_>) -> Command {
+pub(super) fn command(setting: &Setting<'_>, has_outbox: bool) -> Command {
     let mut command = ours(setting, "by-hand");
     command.args([
         "--topic",
@@ -14,5 +15,8 @@ pub(super) fn command(setting: &Setting<'_>) -> Command {
         "--partitions",
         &setting.load.partitions.to_string(),
     ]);
+    if has_outbox {
+        command.args(["--outbox-to", &sent_topic(setting.group)]);
+    }
     command
 }

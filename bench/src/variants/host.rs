@@ -67,15 +67,18 @@ pub fn admin(servers: &Servers, database: &Database) -> Result<Control> {
 
 /// Makes a component live.
 pub async fn deploy(admin: &Control, servers: &Servers, component: &[u8]) -> Result<()> {
-    admin
-        .versions()
-        .deploy_compiled(
-            &servers.tenant.name,
-            CONSUMER,
-            NewDeployment::stable("order.placed", "order", ""),
-            component,
-        )
-        .await?;
+    deploy_with(admin, servers, component, Vec::new()).await
+}
+
+/// Makes a component live, with these grants.
+pub async fn deploy_with(
+    admin: &Control,
+    servers: &Servers,
+    component: &[u8],
+    grants: Vec<String>,
+) -> Result<()> {
+    let new = NewDeployment { grants, ..NewDeployment::stable("order.placed", "order", "") };
+    admin.versions().deploy_compiled(&servers.tenant.name, CONSUMER, new, component).await?;
     Ok(())
 }
 

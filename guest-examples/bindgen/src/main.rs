@@ -8,19 +8,48 @@ use std::{error::Error, fs, path::PathBuf};
 use wit_bindgen_core::{Files, WorldGenerator, wit_parser::Resolve};
 use wit_bindgen_rust::{Opts, WithOption};
 
-/// The worlds of the contract, each with the file its bindings go to.
-const WORLDS: [(&str, &str); 2] = [
-    ("handler", "handler.rs"),
-    ("batch-handler", "batch_handler.rs"),
+/// A world of the contract that the SDK has bindings of.
+struct BoundWorld {
+    name: &'static str,
+    /// Its name with those of its package.
+    id: &'static str,
+    /// The folders of its package and of those before it that it needs.
+    folders: &'static [&'static str],
+    /// The file its bindings go to.
+    file: &'static str,
+}
+
+/// The worlds in the order in which their bindings need each other.
+const WORLDS: [BoundWorld; 3] = [
+    BoundWorld {
+        name: "handler",
+        id: "oncebox:handler/handler@0.1.0",
+        folders: &["wit"],
+        file: "handler.rs",
+    },
+    BoundWorld {
+        name: "batch-handler",
+        id: "oncebox:handler/batch-handler@0.1.0",
+        folders: &["wit"],
+        file: "batch_handler.rs",
+    },
+    // The import that version 0.2 of the contract adds to both. A component has it only where its
+    // code calls it.
+    BoundWorld {
+        name: "emitter",
+        id: "oncebox:handler/emitter@0.2.0",
+        folders: &["wit", "wit/0.2"],
+        file: "emitter.rs",
+    },
 ];
 
 /// What the second world shares with the first.
 const SHARED: [&str; 4] = ["types", "sql", "log", "config"];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    for (world, file) in WORLDS {
-        fs::write(bindings(file), generate(world)?)?;
-        println!("wrote `guest/src/bindings/{file}`");
+    for world in &WORLDS {
+        fs::write(bindings(world.file), generate(world)?)?;
+        println!("wrote `guest/src/bindings/{}`", world.file);
     }
     Ok(())
 }
@@ -33,12 +62,15 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-fn generate(world: &str) -> Result<String, Box<dyn Error>> {
+fn generate(world: &BoundWorld) -> Result<String, Box<dyn Error>> {
     let mut resolve = Resolve::default();
-    let (package, _) = resolve.push_path(root().join("wit"))?;
-    let id = resolve.select_world(&[package], Some(world))?;
+    let mut packages = Vec::new();
+    for folder in world.folders {
+        packages.push(resolve.push_path(root().join(folder))?.0);
+    }
+    let id = resolve.select_world(&packages, Some(world.id))?;
     let mut files = Files::default();
-    let mut generator = options(world).build();
+    let mut generator = options(world.name).build();
     generator.generate(&mut resolve, id, &mut files)?;
     let (_, source) = files.iter().next().ok_or("the generator wrote no file")?;
     Ok(String::from_utf8(source.to_vec())?)
@@ -74,7 +106,8 @@ mod tests {
     /// What could go wrong: the contract changes, and the SDK speaks the old one.
     #[test]
     fn the_committed_bindings_are_those_of_the_contract() {
-        for (world, file) in WORLDS {
+        for world in &WORLDS {
+            let file = world.file;
             let committed = fs::read_to_string(bindings(file)).expect("it is committed");
             let generated = generate(world).expect("wit/ is a package");
             assert!(

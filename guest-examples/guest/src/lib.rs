@@ -6,6 +6,8 @@ mod batch;
 mod bindings;
 pub mod config;
 mod context;
+#[cfg(feature = "emit")]
+pub mod emit;
 mod failure;
 mod handler;
 #[cfg(all(feature = "arena", target_family = "wasm"))]
@@ -14,6 +16,7 @@ mod ids;
 pub mod log;
 mod message;
 pub mod once;
+pub mod saga;
 mod sql;
 mod sys;
 #[cfg(all(feature = "test", not(target_family = "wasm")))]

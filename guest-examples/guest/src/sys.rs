@@ -55,6 +55,54 @@ mod wasm {
         }
     }
 
+    #[cfg(feature = "emit")]
+    pub(crate) use outgoing::{cancel, emit};
+
+    #[cfg(feature = "emit")]
+    mod outgoing {
+        use crate::{
+            bindings::emitter::oncebox::handler0_2_0::emit as host,
+            emit::{Due, EmitError, Outgoing},
+        };
+
+        pub(crate) fn emit(outgoing: Outgoing) -> Result<String, EmitError> {
+            let message = host::Outgoing {
+                event_type: outgoing.event_type,
+                content_type: outgoing.content_type,
+                headers: outgoing.headers,
+                payload: outgoing.payload.map_err(EmitError::Refused)?,
+            };
+            let options = host::Options {
+                key: outgoing.key,
+                due: match outgoing.due {
+                    Due::Now => host::Due::Now,
+                    // What does not fit is too far ahead for the host in any case.
+                    Due::After(delay) => {
+                        host::Due::After(u64::try_from(delay.as_millis()).unwrap_or(u64::MAX))
+                    }
+                    Due::At(ms) => host::Due::At(ms),
+                },
+                cancel_token: outgoing.cancel_token,
+                cause: outgoing.cause,
+            };
+            Ok(host::emit(&outgoing.destination, &message, &options)?)
+        }
+
+        pub(crate) fn cancel(token: &str) -> Result<bool, EmitError> {
+            Ok(host::cancel(token)?)
+        }
+
+        impl From<host::Error> for EmitError {
+            fn from(error: host::Error) -> Self {
+                match error {
+                    host::Error::Refused(text) => Self::Refused(text),
+                    host::Error::Limit(text) => Self::Limit(text),
+                    host::Error::Database(text) => Self::Database(text),
+                }
+            }
+        }
+    }
+
     impl From<sql::Error> for SqlError {
         fn from(error: sql::Error) -> Self {
             match error {
@@ -72,10 +120,20 @@ mod wasm {
 mod absent {
     use crate::{Row, SqlError, Value, log::Level};
 
+    const NO_HOST: &str = "there is no host here; enable the feature `test` of `oncebox-guest` and run the handler through `oncebox_guest::test::Database`";
+
     fn refused<T>() -> Result<T, SqlError> {
-        Err(SqlError::Refused(
-            "there is no host here; enable the feature `test` of `oncebox-guest` and run the handler through `oncebox_guest::test::Database`".to_owned(),
-        ))
+        Err(SqlError::Refused(NO_HOST.to_owned()))
+    }
+
+    #[cfg(feature = "emit")]
+    pub(crate) fn emit(_: crate::emit::Outgoing) -> Result<String, crate::emit::EmitError> {
+        Err(crate::emit::EmitError::Refused(NO_HOST.to_owned()))
+    }
+
+    #[cfg(feature = "emit")]
+    pub(crate) fn cancel(_: &str) -> Result<bool, crate::emit::EmitError> {
+        Err(crate::emit::EmitError::Refused(NO_HOST.to_owned()))
     }
 
     pub(crate) fn execute(_: &str, _: &[Value]) -> Result<u64, SqlError> {

@@ -26,7 +26,7 @@ encode=${ONCEBOX_ENCODE:-oncebox component encode}
 command -v "${encode%% *}" >/dev/null || missing "${encode%% *}" "add its folder to PATH"
 core=$(mktemp)
 trap 'rm -f "$core"' EXIT
-# A reactor has no main: it is called through its exports. The object file holds the contract's types.
+# A reactor has no main: it is called through its exports. The object files hold the contract's types.
 "$cc" --target=wasm32-wasi -mexec-model=reactor -std=gnu11 -Os -Wall -Wextra -Werror -fno-strict-aliasing -Wl,--strip-all \
-    -o "$core" ./*.c bindings/handler.c bindings/handler_component_type.o
+    -o "$core" ./*.c bindings/*.c bindings/*_component_type.o
 $encode "$core" -o "$out"

@@ -1,9 +1,10 @@
 // As much JSON as a handler needs: one document is checked as a whole, then members of an object
-// are read by name. Of members with the same name the last one counts.
+// are read by name. Of members with the same name the last one counts. Texts are written as JSON.
 #include "oncebox.h"
 
 #include <errno.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -195,6 +196,11 @@ static bool member(json_t object, const char *name, json_t *found) {
     return *object.at == '{' && members(object.at, object.end, DEPTH_MAX, name, found) && found->at;
 }
 
+bool json_has(json_t object, const char *name) {
+    json_t found;
+    return member(object, name, &found);
+}
+
 bool json_text(json_t object, const char *name, text_t *text) {
     json_t found;
     return member(object, name, &found) && string(found.at, found.end, text) == found.end;
@@ -208,4 +214,22 @@ bool json_int(json_t object, const char *name, int64_t min, int64_t max, int64_t
     // The number ends before the document does, so the conversion cannot run past it.
     *result = strtoll(found.at, &end, 10);
     return !errno && end == found.end && *result >= min && *result <= max;
+}
+
+text_t json_quote(text_t text) {
+    // A control character takes the most: six bytes.
+    char *start = malloc(text.len * 6 + 3), *out = start;
+    if (!start) abort();
+    *out++ = '"';
+    for (size_t i = 0; i < text.len; i++) {
+        uint8_t byte = text.ptr[i];
+        if (byte < 0x20) {
+            out += sprintf(out, "\\u%04x", byte);
+            continue;
+        }
+        if (byte == '"' || byte == '\\') *out++ = '\\';
+        *out++ = (char)byte;
+    }
+    *out++ = '"';
+    return (text_t){(uint8_t *)start, (size_t)(out - start)};
 }

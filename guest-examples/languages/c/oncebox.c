@@ -41,10 +41,16 @@ bool retry(int64_t after_ms) {
     return false;
 }
 
-static bool other(const char *format, ...) {
+bool other(const char *format, ...) {
     failure.tag = ONCEBOX_HANDLER_TYPES_FAILURE_OTHER;
     FORMATTED(failure.val.other);
     return false;
+}
+
+text_t text(const char *format, ...) {
+    text_t text;
+    FORMATTED(text);
+    return text;
 }
 
 void result(const char *format, ...) {

@@ -11,13 +11,17 @@ typedef oncebox_handler_types_message_t message_t;
 typedef oncebox_handler_sql_value_t value_t;
 typedef oncebox_handler_sql_result_set_t rows_t;
 
-// You write this. True is ok; false is what one of the next three functions said.
+// You write this. True is ok; false is what one of the next four functions said.
 bool handle(const message_t *message);
 
 // Each returns false, so that a handler can end with `return reject(…)`. The formats are printf's.
 bool reject(const char *format, ...) __attribute__((format(printf, 1, 2))); // can never succeed
 bool park(const char *format, ...) __attribute__((format(printf, 1, 2)));   // a person has to look first
+bool other(const char *format, ...) __attribute__((format(printf, 1, 2)));  // again later, for this reason
 bool retry(int64_t after_ms); // again later; a negative number is the consumer's own backoff
+
+// A text as printf makes it, which ends with a zero byte behind its length.
+text_t text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 // Keep this JSON document with the message.
 void result(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -45,5 +49,10 @@ bool parse(const message_t *message, json_t *json);
 // A member of an object. False when it is missing, of another type or out of range.
 bool json_text(json_t object, const char *name, text_t *value);
 bool json_int(json_t object, const char *name, int64_t min, int64_t max, int64_t *value);
+// Whether an object has a member, of whatever type.
+bool json_has(json_t object, const char *name);
+
+// A text in UTF-8 as a JSON string, with its quotes.
+text_t json_quote(text_t text);
 
 #endif

@@ -24,9 +24,9 @@ if ! cmp -s package.json "$tools/node_modules/.installed"; then
     cp package.json "$tools/node_modules/.installed"
 fi
 
-# The type checker also writes the JavaScript; the library beside it is JavaScript already.
+# The type checker also writes the JavaScript; libraries beside the handler are JavaScript already.
 "$tools/node_modules/.bin/tsc"
-cp oncebox.js build/
+cp ./*.js build/
 
 # --sync: the host calls a handler and waits for its answer; there is no event loop.
 "$tools/node_modules/.bin/componentize-qjs" --wit wit --world handler --js build/handler.js --module-root build --sync --opt-size --output "$out"

@@ -1,5 +1,7 @@
 //! Deployments: the version that takes an event type of a consumer.
 
+use std::collections::BTreeSet;
+
 use axum::{Json, http::StatusCode};
 use chrono::{DateTime, Utc};
 use oncebox_control as control;
@@ -31,6 +33,24 @@ impl From<RetriesBody> for control::Retries {
         match retries {
             RetriesBody::Live => Self::Live,
             RetriesBody::Pinned => Self::Pinned,
+        }
+    }
+}
+
+/// A right that a deployment gives its handler beyond SQL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = Grant)]
+pub enum GrantBody {
+    /// To emit outgoing messages, to the destinations that the tenant's limits allow.
+    Emit,
+}
+
+impl GrantBody {
+    /// Returns the name in the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Emit => "emit",
         }
     }
 }
@@ -99,6 +119,9 @@ pub struct NewDeploymentBody {
     /// The version that runs a message again after a failure.
     #[serde(default)]
     pub retries: RetriesBody,
+    /// Rights of the handler beyond SQL: `emit`, to emit outgoing messages. By default none.
+    #[serde(default)]
+    pub grants: Vec<GrantBody>,
 }
 
 /// A canary to be started.
@@ -158,6 +181,9 @@ pub struct DeploymentBody {
     pub requires_migration: Option<String>,
     /// The version that runs a message again: `live` or `pinned`.
     pub retries: String,
+    /// Rights of the handler beyond SQL, such as `emit`.
+    #[serde(default)]
+    pub grants: Vec<String>,
     /// The bound that ends a canary automatically.
     pub guard: Option<GuardBody>,
     /// Generation of the consumer that the deployment began with. A host that runs this generation
@@ -200,6 +226,7 @@ impl DeploymentBody {
             limits: object(row.limits),
             requires_migration: row.requires_migration,
             retries: row.retries.name().to_owned(),
+            grants: row.grants,
             guard: row.guard.map(Into::into),
             generation: row.generation,
             created_at: row.created_at,
@@ -219,6 +246,7 @@ impl NewDeploymentBody {
         percent: Option<f64>,
         guard: Option<GuardBody>,
     ) -> control::NewDeployment {
+        let granted: BTreeSet<_> = self.grants.into_iter().collect();
         control::NewDeployment {
             slot: control::Slot {
                 event_type: self.event_type,
@@ -230,6 +258,7 @@ impl NewDeploymentBody {
             limits: self.limits,
             requires_migration: self.requires_migration,
             retries: self.retries.into(),
+            grants: granted.into_iter().map(|grant| grant.name().to_owned()).collect(),
             role,
             percent,
             guard: guard.map(Into::into),

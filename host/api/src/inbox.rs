@@ -12,6 +12,7 @@ use crate::{
     auth::Caller,
     error::ApiError,
     extract::{Path, Query},
+    outgoing::row::OutgoingRowBody,
 };
 
 /// A message in the inbox, without its payload. The row of a completed message may be light: then
@@ -140,6 +141,12 @@ pub struct MessageHistoryBody {
     pub aggregate_at: Option<i64>,
     /// Time until which it waits for earlier versions of the aggregate.
     pub waits_until: Option<DateTime<Utc>>,
+    /// Outgoing messages that its run emitted, by ordinal; the first 100.
+    #[serde(default)]
+    pub outgoing: Vec<OutgoingRowBody>,
+    /// Number of these messages.
+    #[serde(default)]
+    pub outgoing_total: i64,
     /// Next step of the message, in a sentence or two.
     pub next: String,
     /// Commands of an operator that move the message on.
@@ -153,7 +160,7 @@ pub struct HistoryEventBody {
     /// Time of the event.
     pub at: DateTime<Utc>,
     /// Kind: `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `edited`,
-    /// `restored` or `erased`.
+    /// `restored`, `erased` or `replayed`.
     pub event: String,
     /// Number of the run, since the message was first received or last redriven.
     pub attempt: Option<i32>,
@@ -209,6 +216,8 @@ impl From<oncebox_control::MessageHistory> for MessageHistoryBody {
             aggregate_version: message.aggregate.map(|aggregate| aggregate.version),
             aggregate_at: message.aggregate.and_then(|aggregate| aggregate.at),
             waits_until: message.waits_until,
+            outgoing: message.outgoing.first.into_iter().map(Into::into).collect(),
+            outgoing_total: message.outgoing.total,
             next: message.next.text,
             commands: message.next.commands,
         }

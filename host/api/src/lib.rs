@@ -15,6 +15,7 @@ mod consumers;
 mod deployments;
 mod doctor;
 mod edit;
+mod endpoints;
 mod erase;
 mod error;
 mod export;
@@ -27,7 +28,9 @@ pub mod listen;
 mod migrations;
 mod openapi;
 mod origin;
+mod outgoing;
 mod readiness;
+mod replays;
 mod request;
 mod retention;
 mod seek;
@@ -88,6 +91,8 @@ pub struct Limits {
     /// Database connections that a host opens at most, for all tenants together. `doctor` checks
     /// that the server allows them.
     pub connections_max: usize,
+    /// Days for which settled outgoing messages are kept, in a removal that an operator begins.
+    pub outgoing_days: u32,
 }
 
 impl Default for Limits {
@@ -100,6 +105,7 @@ impl Default for Limits {
             idle_timeout: Duration::from_secs(15),
             uploads_max: 2,
             connections_max: 32,
+            outgoing_days: 7,
         }
     }
 }

@@ -16,9 +16,9 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
     Api, archive, audit, auth::ROLE_KEY, bulk, changes, consumer_changes, consumers, deployments,
-    doctor, edit, erase, error::ProblemDetails, export, handlers, horizon, hosts, inbox,
-    migrations, readiness, retention, seek, shadows, storage, stores, tenant_changes, tenants,
-    tokens, verifications, versions, whoami,
+    doctor, edit, endpoints, erase, error::ProblemDetails, export, handlers, horizon, hosts, inbox,
+    migrations, outgoing, readiness, replays, retention, seek, shadows, storage, stores,
+    tenant_changes, tenants, tokens, verifications, versions, whoami,
 };
 
 /// Returns the routes and their document. A route that is missing here does not exist.
@@ -35,6 +35,10 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(migrations::list, migrations::apply))
         .routes(routes!(stores::list))
         .routes(routes!(stores::set, stores::delete))
+        .routes(routes!(endpoints::list))
+        .routes(routes!(endpoints::show, endpoints::set, endpoints::remove))
+        .routes(routes!(endpoints::rotate))
+        .routes(routes!(endpoints::test))
         .routes(routes!(consumers::list, consumers::create))
         .routes(routes!(consumers::show, consumer_changes::delete))
         .routes(routes!(consumer_changes::set_policy))
@@ -67,6 +71,18 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(bulk::redrive))
         .routes(routes!(bulk::discard))
         .routes(routes!(bulk::retry))
+        .routes(routes!(outgoing::list))
+        .routes(routes!(outgoing::show))
+        .routes(routes!(outgoing::stats))
+        .routes(routes!(outgoing::redrive))
+        .routes(routes!(outgoing::discard))
+        .routes(routes!(replays::plan))
+        .routes(routes!(replays::start))
+        .routes(routes!(replays::list))
+        .routes(routes!(replays::show))
+        .routes(routes!(replays::pause))
+        .routes(routes!(replays::resume))
+        .routes(routes!(replays::cancel))
         .routes(routes!(tokens::list, tokens::create))
         .routes(routes!(tokens::revoke))
         .routes(routes!(tokens::list_of_tenant, tokens::create_of_tenant))

@@ -313,11 +313,12 @@ pub(crate) async fn run(
 
 /// Carries out a run that was begun.
 async fn carry_out(api: Api, admin: Control) {
-    let result = admin.retention().run_all(OtherProcess::Await(OTHER_MAX)).await;
+    let messages = admin.retention().run_all(OtherProcess::Await(OTHER_MAX)).await;
+    let outgoing = admin.retention().remove_outgoing(api.limits().outgoing_days).await;
     // The host's clock stands in for that of a database that is away.
     let ended_at = admin.now().await.unwrap_or_else(|_| Utc::now());
-    let failed = result.failed.into_iter().map(Into::into).collect();
-    api.retention_runs().end(ended_at, result.removed, failed);
+    let failed = messages.failed.into_iter().chain(outgoing.failed).map(Into::into).collect();
+    api.retention_runs().end(ended_at, messages.removed + outgoing.removed, failed);
 }
 
 /// Reads every database with an inbox, in the order of the list.

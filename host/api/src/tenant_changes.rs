@@ -50,6 +50,15 @@ pub struct TenantLimitsBody {
     /// by `*`; null for `oncebox.<tenant>.*`. A token of a tenant may never name a pattern.
     #[serde(default)]
     pub topics_allowed: Option<Vec<String>>,
+    /// Destinations that handlers of the tenant may send outgoing messages to: whole destinations
+    /// such as `kafka:orders` or `inbox:billing`, or beginnings followed by `*`; null for none.
+    #[serde(default)]
+    pub destinations_allowed: Option<Vec<String>>,
+    /// Hosts that endpoints of the tenant may be on, as far as the operator's settings allow them
+    /// too: names such as `hooks.example`, `*.` and a name, or addresses, each with a port where it
+    /// is not that of the scheme; null for none.
+    #[serde(default)]
+    pub endpoint_hosts_allowed: Option<Vec<String>>,
 }
 
 impl From<oncebox_model::TenantLimits> for TenantLimitsBody {
@@ -64,6 +73,8 @@ impl From<oncebox_model::TenantLimits> for TenantLimitsBody {
             storage_budget_bytes,
             retention_max,
             topics_allowed,
+            destinations_allowed,
+            endpoint_hosts_allowed,
         } = limits;
         Self {
             weight,
@@ -75,6 +86,8 @@ impl From<oncebox_model::TenantLimits> for TenantLimitsBody {
             storage_budget_bytes,
             retention_max: retention_max.map(|class| class.name().to_owned()),
             topics_allowed,
+            destinations_allowed,
+            endpoint_hosts_allowed,
         }
     }
 }

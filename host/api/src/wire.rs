@@ -16,10 +16,14 @@ pub use crate::{
         SeekOffsetBody,
     },
     deployments::{
-        DeploymentBody, GuardBody, NewCanary, NewDeploymentBody, NewShadow, RetriesBody,
+        DeploymentBody, GrantBody, GuardBody, NewCanary, NewDeploymentBody, NewShadow, RetriesBody,
     },
     doctor::{DoctorReport, FindingBody},
     edit::NewEdit,
+    endpoints::{
+        EndpointBody, EndpointBreakerBody, EndpointChangeBody, EndpointRotationBody,
+        EndpointTestBody, NewEndpointBody, NewRotation,
+    },
     erase::{ErasedCountBody, ErasureBody, ErasureProofBody, NewErasure},
     error::{Code, ProblemBody, ProblemDetails},
     export::InboxExport,
@@ -31,8 +35,16 @@ pub use crate::{
         InboxStats, MessageHistoryBody,
     },
     migrations::{MigrationBody, NewMigrationBody},
+    outgoing::{
+        OutgoingBulkBody, OutgoingBulkResultBody, OutgoingCountBody, OutgoingDetailBody,
+        OutgoingFilterBody, row::OutgoingRowBody,
+    },
     readiness::{
         BaselinePartBody, FactAnswerBody, ReadinessBody, ReadinessFactBody, ReadinessPartBody,
+    },
+    replays::{
+        NewReplay, NewReplayPlan, ReplayBody, ReplayDetailBody, ReplayFailureBody,
+        ReplayFilterBody, ReplayPlanBody,
     },
     retention::{
         DuePartitionBody, ForgottenBody, RemovalBody, RetentionBegunBody, RetentionBody,

@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn what_exists_can_be_listed_and_shown_and_what_starts_can_be_stopped() {
         let command = command();
-        for noun in ["tenant", "consumer", "version", "canary", "shadow", "inbox"] {
+        for noun in ["tenant", "consumer", "version", "canary", "shadow", "inbox", "outgoing"] {
             let noun = command.find_subcommand(noun).expect("a noun");
             let has = |verb: &str| noun.find_subcommand(verb).is_some();
             assert!(has("list") && has("show"), "{}", noun.get_name());

@@ -23,8 +23,8 @@ pub(super) struct DemoArgs {
     /// A running PostgreSQL with an empty database instead of a private one
     #[arg(long)]
     database_url: Option<String>,
-    /// Running brokers with the topics `github.acme` and `github.globex` instead of the embedded
-    /// one
+    /// Running brokers instead of the embedded one, with the topics `github.acme`,
+    /// `github.acme.comments`, `github.globex` and `github.globex.comments`
     #[arg(long)]
     brokers: Option<String>,
 }

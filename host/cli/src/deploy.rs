@@ -51,6 +51,9 @@ pub(super) struct WhatArgs {
     /// The version that a failed message is tried again on
     #[arg(long, value_enum, default_value_t)]
     retries: RetriesArg,
+    /// A right that the handler gets beyond SQL: `emit`, to send outgoing messages
+    #[arg(long = "grant", value_name = "GRANT", value_enum)]
+    grants: Vec<GrantArg>,
 }
 
 /// The place of a deployment.
@@ -78,6 +81,21 @@ pub(super) enum RetriesArg {
     Live,
     /// The one that failed
     Pinned,
+}
+
+/// A right that a deployment gives its handler.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(super) enum GrantArg {
+    /// Send outgoing messages, to the destinations that the tenant's limits allow
+    Emit,
+}
+
+impl From<GrantArg> for wire::GrantBody {
+    fn from(grant: GrantArg) -> Self {
+        match grant {
+            GrantArg::Emit => Self::Emit,
+        }
+    }
 }
 
 impl From<RetriesArg> for wire::RetriesBody {
@@ -167,6 +185,7 @@ impl WhatArgs {
                 .collect::<Map<_, _>>(),
             requires_migration: self.requires_migration.clone(),
             retries: self.retries.into(),
+            grants: self.grants.iter().map(|grant| (*grant).into()).collect(),
         };
         Ok((version, new))
     }
@@ -202,6 +221,9 @@ pub(super) async fn run(api: &Api, args: DeployArgs, json: bool) -> Result<()> {
             slot.shown()
         );
         println!("imports: {}", version::imports(&version));
+        if !deployed.grants.is_empty() {
+            println!("grants: {}", deployed.grants.join(", "));
+        }
     }
     hosts::report(api, &slot, deployed, &args.waiting, json).await
 }

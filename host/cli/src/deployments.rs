@@ -74,6 +74,11 @@ async fn consumers(api: &Api, args: &DeploymentsArgs) -> Result<Vec<(String, Str
 fn print(all: &[Of], history: bool) {
     let mut headings =
         vec!["ID", "CONSUMER", "EVENT TYPE", "ROLE", "HANDLER", "VERSION", "SINCE", "BY", "HOSTS"];
+    // Few deployments have one.
+    let has_grants = all.iter().any(|of| !of.deployment.grants.is_empty());
+    if has_grants {
+        headings.push("GRANTS");
+    }
     if history {
         headings.push("ENDED");
     }
@@ -93,6 +98,9 @@ fn print(all: &[Of], history: bool) {
             d.created_by.clone(),
             if d.ended_at.is_none() { hosts(d) } else { String::new() },
         ];
+        if has_grants {
+            cells.push(d.grants.join(", "));
+        }
         if history {
             cells.push(ended(d));
         }

@@ -33,6 +33,9 @@ mod deployments;
 mod apply;
 // Messages.
 mod inbox;
+mod outgoing;
+mod endpoint;
+mod replay;
 mod why;
 mod erase;
 // What the inbox remembers.
@@ -141,6 +144,15 @@ enum ApiCommand {
     /// Look into the inbox
     #[command(subcommand)]
     Inbox(inbox::InboxCommand),
+    /// Messages that handlers send after their commit
+    #[command(subcommand)]
+    Outgoing(outgoing::OutgoingCommand),
+    /// Places outside to which handlers send
+    #[command(subcommand)]
+    Endpoint(endpoint::EndpointCommand),
+    /// Run completed messages again, on purpose
+    #[command(subcommand)]
+    Replay(replay::ReplayCommand),
     /// Show the history of a message: what became of it, what it waits for, what to do
     Why(why::WhyArgs),
     /// Erase the payloads of a data subject, and prove it
@@ -288,6 +300,9 @@ async fn speak(api: &Api, command: ApiCommand, json: bool) -> Result<()> {
         ApiCommand::Deployments(args) => deployments::run(api, args, json).await,
         ApiCommand::Apply(args) => apply::run(api, args, json).await,
         ApiCommand::Inbox(command) => inbox::run(api, command, json).await,
+        ApiCommand::Outgoing(command) => outgoing::run(api, command, json).await,
+        ApiCommand::Endpoint(command) => endpoint::run(api, command, json).await,
+        ApiCommand::Replay(command) => replay::run(api, command, json).await,
         ApiCommand::Why(args) => why::run(api, args, json).await,
         ApiCommand::Erase(args) => erase::run(api, args, json).await,
         ApiCommand::Hosts => hosts::run(api, json).await,

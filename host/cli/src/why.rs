@@ -10,7 +10,7 @@ use oncebox_devkit::{
 };
 use oncebox_model::MessageStatus;
 
-use super::consumer;
+use super::{consumer, endpoint, outgoing};
 
 #[derive(Args)]
 pub(super) struct WhyArgs {
@@ -68,12 +68,14 @@ pub(super) async fn run(api: &Api, args: WhyArgs, as_json: bool) -> Result<()> {
         if nth > 0 {
             println!();
         }
-        tell(message);
+        // The history is told also where the endpoints are not known.
+        let notes = endpoint::notes(api, &message.outgoing).await.unwrap_or_default();
+        tell(message, &notes);
     }
     Ok(())
 }
 
-fn tell(message: &MessageHistoryBody) {
+fn tell(message: &MessageHistoryBody, notes: &[String]) {
     let row = &message.message;
     let reason = row.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
     println!("{} of {}/{} is {}{reason}", row.message_id, row.tenant, row.consumer, row.status);
@@ -110,6 +112,11 @@ fn tell(message: &MessageHistoryBody) {
     }
     if let Some(result) = &row.result {
         println!("\nthe handler answered: {result}");
+    }
+    let caused = outgoing::caused(&message.outgoing, message.outgoing_total);
+    if !caused.is_empty() {
+        println!();
+        caused.iter().chain(notes).for_each(|line| println!("{line}"));
     }
     println!("\n{}", message.next);
     message.commands.iter().for_each(|command| println!("  $ {command}"));

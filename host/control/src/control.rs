@@ -7,6 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use oncebox_archive::ArchiveStore;
 use oncebox_model::{error::InboxError, tx::bounded};
+use oncebox_sender::Sender;
 
 use crate::{
     database::{migration_bounds::MigrationBounds, reach, tenant_database::open::OpenDatabases},
@@ -39,6 +40,9 @@ pub struct Control {
     pub(crate) archive_store: Option<ArchiveStore>,
     /// Stores from which payloads are fetched, as this process knows them.
     pub(crate) stores: Arc<Stores>,
+    /// Sender to endpoints, with the operator's list of hosts; none where this process sends
+    /// nothing.
+    pub(crate) sender: Option<Arc<Sender>>,
 }
 
 impl Control {
@@ -55,6 +59,7 @@ impl Control {
             migrations,
             archive_store: None,
             stores: Arc::default(),
+            sender: None,
         }
     }
 
@@ -71,6 +76,16 @@ impl Control {
     /// Returns this access with the stores from which payloads are fetched.
     pub fn fetching_from(self, stores: Stores) -> Self {
         Self { stores: Arc::new(stores), ..self }
+    }
+
+    /// Returns this access with a sender to endpoints, which has the operator's list of hosts.
+    pub fn sending_with(self, sender: Arc<Sender>) -> Self {
+        Self { sender: Some(sender), ..self }
+    }
+
+    /// Returns the sender to endpoints, where this process has one.
+    pub fn sender(&self) -> Option<Arc<Sender>> {
+        self.sender.clone()
     }
 
     /// Returns this access for requests from outside, with connections of their own. However many
@@ -140,9 +155,10 @@ pub fn check_name(kind: &str, name: &str) -> Result<(), InboxError> {
     if sound {
         return Ok(());
     }
+    let article = if kind.starts_with('e') { "an" } else { "a" };
     Err(InboxError::Invalid(format!(
-        "`{name}` cannot be the name of a {kind}; use a lower-case letter, then up to 62 of a-z, \
-            0-9 and `-`"
+        "`{name}` cannot be the name of {article} {kind}; use a lower-case letter, then up to 62 \
+            of a-z, 0-9 and `-`"
     )))
 }
 

@@ -35,6 +35,14 @@ pub struct Shadows<'a>(pub(crate) &'a Control);
 #[derive(Clone, Copy)]
 pub struct Messages<'a>(pub(crate) &'a Control);
 
+/// Lists, shows, counts, redrives and discards outgoing messages.
+#[derive(Clone, Copy)]
+pub struct OutgoingMessages<'a>(pub(crate) &'a Control);
+
+/// Plans, starts, lists, pauses and ends replays of completed messages.
+#[derive(Clone, Copy)]
+pub struct Replays<'a>(pub(crate) &'a Control);
+
 /// Creates, lists, checks and revokes tokens.
 #[derive(Clone, Copy)]
 pub struct Tokens<'a>(pub(crate) &'a Control);
@@ -62,6 +70,10 @@ pub struct Storage<'a>(pub(crate) &'a Control);
 /// Gives tenants access to stores, and fetches payloads from there.
 #[derive(Clone, Copy)]
 pub struct TenantStores<'a>(pub(crate) &'a Control);
+
+/// Gives tenants endpoints outside, and opens them for requests.
+#[derive(Clone, Copy)]
+pub struct Endpoints<'a>(pub(crate) &'a Control);
 
 /// Erases what the inbox holds of the payloads of a data subject.
 #[derive(Clone, Copy)]
@@ -110,6 +122,21 @@ impl Control {
     /// Returns the handle of messages.
     pub fn messages(&self) -> Messages<'_> {
         Messages(self)
+    }
+
+    /// Returns the handle of outgoing messages.
+    pub fn outgoing(&self) -> OutgoingMessages<'_> {
+        OutgoingMessages(self)
+    }
+
+    /// Returns the handle of endpoints.
+    pub fn endpoints(&self) -> Endpoints<'_> {
+        Endpoints(self)
+    }
+
+    /// Returns the handle of replays.
+    pub fn replays(&self) -> Replays<'_> {
+        Replays(self)
     }
 
     /// Returns the handle of tokens.

@@ -20,6 +20,10 @@ mod consumers;
 mod deployments;
 // Messages, as operators see and change them.
 mod messages;
+// Outgoing messages, as operators see and change them.
+mod outgoing;
+// Replays of completed messages.
+mod replays;
 // The hosts that run, and their progress.
 mod hosts;
 // The objects that the host makes in its own database and in those of tenants.
@@ -32,6 +36,8 @@ mod archive;
 mod storage;
 // Stores from which payloads are fetched, and tenants' access to them.
 mod stores;
+// Endpoints outside, to which handlers send.
+mod endpoints;
 // The erasure of the payloads of a data subject.
 mod erasure;
 // Checks on the live database that tenants are kept apart.
@@ -64,7 +70,7 @@ pub use database::{
     tenant_database::{DatabaseUrl, SourceVersion, TenantDatabase},
 };
 pub use deployments::{
-    Deployment, DeploymentRole, Guard, LiveDeployments, NewDeployment, Retries, Slot,
+    Deployment, DeploymentRole, Grant, Guard, LiveDeployments, NewDeployment, Retries, Slot,
     canary::{CanaryRates, Outcomes, Withdrawn},
     component::{Begun, CompilationClaim, Compiled},
     deploy::{CHANNEL, limits},
@@ -74,10 +80,17 @@ pub use deployments::{
     version::{HandlerRow, NewVersion, Version},
 };
 pub use doctor::{Finding, HostLimits, Severity};
+pub use endpoints::{
+    breakers::{EndpointBreaker, EndpointBreakerReport},
+    change::{EndpointChange, SecretRotation, generate_signing_secret},
+    open::{EndpointTest, OpenEndpoint},
+    settings::{DuplicateDecision, NewEndpoint, TenantEndpoint},
+};
 pub use erasure::{ErasedCount, ErasureProgress, ErasureProof, ErasureRequest, ErasureTarget};
 pub use handles::{
-    Archive, Audit, Consumers, Deployments, Doctor, Erasures, Hosts, Messages, Reconciliation,
-    Retention, Shadows, Storage, TenantDatabases, TenantStores, Tenants, Tokens, Versions,
+    Archive, Audit, Consumers, Deployments, Doctor, Endpoints, Erasures, Hosts, Messages,
+    OutgoingMessages, Reconciliation, Replays, Retention, Shadows, Storage, TenantDatabases,
+    TenantStores, Tenants, Tokens, Versions,
 };
 pub use hosts::{
     ConsumerStatus, Duplicates, Host, HostConsumerStatus, HostProgress, Progress, RunState,
@@ -93,9 +106,21 @@ pub use messages::{
     next_step::NextStep,
 };
 pub use oncebox_archive::{ArchiveError, ArchiveOptions, ArchiveStore, ObjectReader};
+pub use outgoing::{
+    act::{OutgoingAction, OutgoingBulk, OutgoingBulkResult},
+    filter::OutgoingFilter,
+    list::{CausedMessages, OutgoingDetail, OutgoingRow, StoredAnswer},
+    stats::OutgoingCount,
+};
 pub use readiness::{
     BaselinePart, DesiredRun, FactAnswer, InboxScan, LiveHost, LiveVersion, ReadinessFact,
     ReadinessFacts, ReadinessInput, ReadinessPart, SeenMessages, unmet_by_policy,
+};
+pub use replays::{
+    filter::ReplayFilter,
+    job::{ReplayAction, ReplayDetail, ReplayFailure, ReplayJob},
+    plan::ReplayPlan,
+    start::ReplayStart,
 };
 pub use retention::{
     Forgotten, InboxDatabase, OtherProcess, Removal, RetentionBacklog, RetentionFailure,

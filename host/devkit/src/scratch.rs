@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use oncebox_control::{Consumer, Control, MasterKey, NewDeployment, Tenant, schema};
 use oncebox_model::policy::Policy;
+use serde_json::{Map, Value, json};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, postgres::PgConnectOptions};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -96,17 +97,24 @@ impl Scratch {
         schema::migrate(&self.options(DATABASE)?)
             .await
             .context("failed to prepare the scratch database")?;
-        let tenant = create_with_tables(&admin, TENANT, subject.schema)
+        create_with_tables(&admin, TENANT, subject.schema)
             .await
             .map_err(|error| about_schema(&error))?;
+        // Nothing is sent from here, so that every destination may be named.
+        let everywhere = json!(["kafka:*", "inbox:*", "http:*"]);
+        let limits = Map::from_iter([("destinations_allowed".to_owned(), everywhere)]);
+        let tenant = admin.tenants().set_limits(TENANT, &limits).await?;
         admin.consumers().create(TENANT, CONSUMER, subject.policy).await?;
         let settings = subject
             .settings
             .iter()
-            .map(|(key, value)| (key.clone(), serde_json::Value::String(value.clone())))
+            .map(|(key, value)| (key.clone(), Value::String(value.clone())))
             .collect();
-        let deployment =
-            NewDeployment { settings, ..NewDeployment::stable("*", subject.handler, "") };
+        let deployment = NewDeployment {
+            settings,
+            grants: vec!["emit".to_owned()],
+            ..NewDeployment::stable("*", subject.handler, "")
+        };
         admin.versions().deploy_compiled(TENANT, CONSUMER, deployment, subject.component).await?;
         let consumer = admin.consumers().get(TENANT, CONSUMER).await?;
         Ok(Furnished { admin, tenant, consumer })

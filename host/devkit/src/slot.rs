@@ -7,7 +7,8 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use oncebox_api::wire::{self, ConsumerBody, DeploymentBody, NewDeploymentBody, VersionBody};
-use serde_json::Map;
+use oncebox_model::contract::is_emit;
+use serde_json::{Map, Value};
 
 use crate::{
     api::{Api, path, with_query},
@@ -60,7 +61,8 @@ impl Slot {
         deployment.event_type == self.event_type && deployment.event_versions == self.event_versions
     }
 
-    /// Makes a version live in this slot, without settings, limits or a required migration.
+    /// Makes a version live in this slot, without settings, limits or a required migration, and
+    /// with the grants that its imports need.
     pub async fn deploy(&self, api: &Api, version: &VersionBody) -> Result<DeploymentBody> {
         let new = NewDeploymentBody {
             event_type: self.event_type.clone(),
@@ -71,6 +73,7 @@ impl Slot {
             limits: Map::new(),
             requires_migration: None,
             retries: wire::RetriesBody::Live,
+            grants: grants_of(version),
         };
         api.post(&self.path(&["deployments"]), &new).await
     }
@@ -82,6 +85,16 @@ impl Slot {
             Some(versions) => format!("`{}` ({versions}) of {of}", self.event_type),
             None => format!("`{}` of {of}", self.event_type),
         }
+    }
+}
+
+/// Returns the grants that a version needs, by what it imports.
+fn grants_of(version: &VersionBody) -> Vec<wire::GrantBody> {
+    let imports = version.report.as_ref().and_then(|report| report["imports"].as_array());
+    let mut names = imports.into_iter().flatten().filter_map(Value::as_str);
+    match names.any(is_emit) {
+        true => vec![wire::GrantBody::Emit],
+        false => Vec::new(),
     }
 }
 

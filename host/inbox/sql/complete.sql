@@ -1,7 +1,7 @@
 -- Ends a transaction that claimed or resumed messages, as the host's last statement before COMMIT:
--- withdraws the claims that did not run, writes the rows that differ from a plain completion, and
--- deletes the guard row. Raises where the transaction has no guard row, or where a row was neither
--- inserted by it nor leased to it.
+-- deletes the guard row, withdraws the claims that did not run, writes the rows that differ from a
+-- plain completion, and inserts the messages that the runs emitted. Raises where the transaction
+-- has no guard row, or where a row was neither inserted by it nor leased to it.
 --
 -- A message that was claimed as `completed`, ran and left no result needs nothing here: its row
 -- says so already. A message that completes, or is skipped, under a lease makes the next message of
@@ -41,11 +41,21 @@
 -- Parameter of the call again:
 --
 --   p_light          whether rows that become `completed` become light
+--
+-- Parameters of the emitted messages that have no row yet: as for `insert_outgoing`. All are null
+-- where there are none.
 CREATE OR REPLACE FUNCTION oncebox_host.complete(
     p_secret bytea, p_consumer int, p_withdrawn text[], p_id text[], p_epoch bigint[],
     p_status text[], p_reason text[], p_error text[], p_result text[], p_delay_ms bigint[],
     p_version int[], p_keep boolean[], p_headers bytea[], p_payload bytea[],
-    p_record jsonb[] DEFAULT NULL, p_light boolean DEFAULT false)
+    p_record jsonb[] DEFAULT NULL, p_light boolean DEFAULT false,
+    p_outgoing_cause text[] DEFAULT NULL, p_outgoing_ordinal int[] DEFAULT NULL,
+    p_outgoing_id text[] DEFAULT NULL, p_outgoing_destination text[] DEFAULT NULL,
+    p_outgoing_key bytea[] DEFAULT NULL, p_outgoing_event_type text[] DEFAULT NULL,
+    p_outgoing_content_type text[] DEFAULT NULL, p_outgoing_headers bytea[] DEFAULT NULL,
+    p_outgoing_payload bytea[] DEFAULT NULL, p_outgoing_token text[] DEFAULT NULL,
+    p_outgoing_after_ms bigint[] DEFAULT NULL, p_outgoing_at_ms bigint[] DEFAULT NULL,
+    p_outgoing_trace_parent text[] DEFAULT NULL, p_outgoing_correlation_id text[] DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
@@ -129,4 +139,11 @@ BEGIN
             PERFORM oncebox.release_key(p_consumer, v.class, v_ordering);
         END IF;
     END LOOP;
+    IF p_outgoing_id IS NOT NULL THEN
+        PERFORM oncebox.insert_outgoing(p_consumer, p_outgoing_cause, p_outgoing_ordinal,
+            p_outgoing_id, p_outgoing_destination, p_outgoing_key, p_outgoing_event_type,
+            p_outgoing_content_type, p_outgoing_headers, p_outgoing_payload, p_outgoing_token,
+            p_outgoing_after_ms, p_outgoing_at_ms, p_outgoing_trace_parent,
+            p_outgoing_correlation_id);
+    END IF;
 END $$;

@@ -1,7 +1,7 @@
 //! A consumer as one host runs it.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     sync::{Arc, Mutex, MutexGuard, OnceLock, atomic::AtomicU64},
     time::Duration,
 };
@@ -10,6 +10,8 @@ use oncebox_model::{
     error::InboxError,
     handler::{Handler, Handlers},
     message::Message,
+    ordering::ordering_hash,
+    outgoing::OutgoingWakeup,
     policy::{PastHorizon, Policy, Schemas},
     reference::ReferenceFetcher,
     status::BreakerState,
@@ -26,7 +28,6 @@ use crate::{
         breaker::Breakers,
     },
     batch::{claim::Claimant, complete::Completion},
-    ordering::key_lock,
     retry::{interrupted::Interrupted, wakeup::Wakeup},
     session::Sessions,
     shadow::TrialQueue,
@@ -51,6 +52,8 @@ pub struct ConsumerInbox {
     pub(crate) sizer: BatchSizer,
     /// Wakeups for the retry workers.
     pub(crate) wakeup: Arc<Wakeup>,
+    /// Wakeups for the worker of replays.
+    pub(crate) replay_wakeup: Notify,
     /// Circuit breakers of the handlers' versions on this host.
     pub(crate) breakers: Arc<Breakers>,
     /// Messages that wait for a candidate to be tried on them.
@@ -65,6 +68,8 @@ pub struct ConsumerInbox {
     pub(crate) decoder: OnceLock<Decoder>,
     /// Fetcher of payloads that messages refer to; unset where none is fetched.
     pub(crate) fetcher: OnceLock<Arc<dyn ReferenceFetcher>>,
+    /// Signal to the relay of this process; unset where none runs.
+    outgoing_wakeup: OnceLock<Arc<OutgoingWakeup>>,
     /// Longest call of a handler that the host allows, whatever the policy says.
     deadline_max: Option<Duration>,
     /// Event types with metrics of their own, of which a producer can invent any number; bounded by
@@ -138,6 +143,7 @@ impl ConsumerInbox {
             sessions,
             sizer,
             wakeup: Arc::default(),
+            replay_wakeup: Notify::new(),
             breakers,
             shadows,
             handlers: watch::Sender::new(handlers),
@@ -145,6 +151,7 @@ impl ConsumerInbox {
             stale: OnceLock::new(),
             decoder: OnceLock::new(),
             fetcher: OnceLock::new(),
+            outgoing_wakeup: OnceLock::new(),
             deadline_max,
             event_types: Mutex::default(),
             duplicates: Arc::default(),
@@ -197,6 +204,24 @@ impl ConsumerInbox {
     /// deployments are required.
     pub fn tell_when_stale(&self, notify: Arc<Notify>) {
         let _ = self.stale.set(notify); // there is only one loader
+    }
+
+    /// Registers the signal to the relay of this process, which is told of outgoing messages after
+    /// their commit. Only the first call has an effect.
+    pub fn tell_relay(&self, wakeup: Arc<OutgoingWakeup>) {
+        let _ = self.outgoing_wakeup.set(wakeup); // there is only one relay
+    }
+
+    /// Tells the relay of destinations that a committed transaction has messages for.
+    pub(crate) fn tell_relay_of(&self, destinations: BTreeSet<String>) {
+        if let Some(wakeup) = self.outgoing_wakeup.get().filter(|_| !destinations.is_empty()) {
+            wakeup.notify(destinations);
+        }
+    }
+
+    /// Wakes a retry worker, for a message of this inbox that has just become due.
+    pub fn wake_worker(&self) {
+        self.wakeup.now();
     }
 
     /// Finishes the trial of a candidate that runs, and writes the results of shadows.
@@ -289,7 +314,7 @@ impl ConsumerInbox {
     /// Returns the number that a message shares with those that it must run in order with; none
     /// where order does not matter.
     pub(crate) fn ordering(&self, message: &Message) -> Option<i64> {
-        key_lock::ordering(self.consumer_id, self.policy.order, message)
+        ordering_hash(self.consumer_id, self.policy.order, message)
     }
 
     /// Returns the claimant with the generation of the handlers that chose where the messages go.

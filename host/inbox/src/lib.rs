@@ -24,6 +24,8 @@ mod batch;
 mod ordering;
 // Messages that run from the inbox.
 pub mod retry;
+// Completed messages that operators replay.
+pub mod replay;
 // Candidates that are tried on live messages, without an effect.
 mod shadow;
 // Dead letters that are copied to a topic.

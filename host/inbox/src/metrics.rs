@@ -22,7 +22,7 @@ const EVENT_TYPES_MAX: usize = 100;
 
 impl ConsumerInbox {
     /// Returns the event type as a label of metrics, or `other` beyond the bound.
-    fn label(&self, event_type: &str) -> String {
+    pub(crate) fn label(&self, event_type: &str) -> String {
         let mut known = self.event_types.lock().expect("no panic while held");
         if known.len() < EVENT_TYPES_MAX && !known.contains(event_type) {
             known.insert(event_type.to_owned());

@@ -255,7 +255,7 @@ impl ConsumerConfig {
 
     /// Returns the properties that a client connects with. Consumers with equal ones see equal
     /// brokers, with equal rights.
-    pub(crate) fn connection_properties(&self) -> BTreeMap<String, String> {
+    pub fn connection_properties(&self) -> BTreeMap<String, String> {
         let defaults =
             CONNECTION.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let all = self.host_properties.iter().chain(&self.kafka.properties);

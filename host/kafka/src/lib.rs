@@ -42,7 +42,7 @@ pub use consumer::start_consumer;
 pub use error::ConsumerError;
 pub use handle::{ConsumerHandle, Drained};
 pub use oncebox_model::inbox::{Inbox, PartitionInbox, PartitionInboxError};
-pub use producer::{NewRecord, ProduceError, Producer};
+pub use producer::{NewRecord, OUTGOING_MAX, ProduceError, Producer};
 pub use seek::{GroupPosition, SeekError, SeekTo, delete_group, positions, set_offsets};
 pub use status::{ConsumerState, ConsumerStatus, PartitionStatus};
 pub use topic_settings::topic_settings;

@@ -133,6 +133,12 @@ pub enum InboxError {
     /// Statement of the host that PostgreSQL refused.
     #[error("the database refused a statement of the host: {}", plain(.0))]
     Refused(#[source] sqlx::Error),
+    /// Table of the host without a time partition for a row that is written now.
+    #[error(
+        "a time partition of the host's tables is missing; hosts make them ahead of time, and \
+         `oncebox migrate` does so at once ({0})"
+    )]
+    PartitionMissing(String),
     /// Setting that cannot work.
     #[error("{0}")]
     Invalid(String),
@@ -154,7 +160,7 @@ pub enum InboxError {
     #[error("{text}")]
     Conflict {
         /// Stable code for programs: `conflict`, `version_not_ready`, `component_refused`,
-        /// `migration_missing`.
+        /// `migration_missing`, `grant_missing`.
         code: &'static str,
         /// Text for readers.
         text: String,

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use crate::{
     message::Message,
     outcome::{Disposition, Failure, FailureKind},
+    outgoing::{Outbox, Output},
     tx::Tx,
 };
 
@@ -19,6 +20,8 @@ pub enum DeliveryKind {
     Live,
     /// A later run, from the inbox.
     Retry,
+    /// A run of a completed message, because an operator replays it.
+    Replay,
     /// A trial run of a candidate, after the run of the live version; always rolled back.
     Shadow,
 }
@@ -34,10 +37,12 @@ pub struct Run<'a> {
     pub message: &'a Message,
     /// Number of this run among the runs of the message, from 1.
     pub attempt: u32,
-    /// Cause of the run: live, retry or shadow.
+    /// Cause of the run: live, retry, replay or shadow.
     pub kind: DeliveryKind,
     /// Time at which the host stops this call.
     pub deadline: Instant,
+    /// Rights to emit outgoing messages, and to cancel those of the consumer.
+    pub outbox: &'a Outbox,
 }
 
 /// One run of several messages in one call, each for the first time.
@@ -51,10 +56,12 @@ pub struct BatchRun<'a> {
     pub messages: &'a [&'a Message],
     /// Time at which the host stops this call.
     pub deadline: Instant,
+    /// Rights to emit outgoing messages, and to cancel those of the consumer.
+    pub outbox: &'a Outbox,
 }
 
-/// A handler's answer to one message: optionally a JSON document, or a failure.
-pub type Answer = Result<Option<String>, Failure>;
+/// A handler's answer to one message: the result and the emitted messages, or a failure.
+pub type Answer = Result<Output, Failure>;
 
 /// The code that handles messages. Its SQL goes through `tx`, into the transaction that also holds
 /// the claim. A handler can neither commit nor roll back.
@@ -77,7 +84,14 @@ pub trait Handler: Send + Sync + 'static {
         None
     }
 
-    /// Handles one message. `Ok` may carry a JSON document, which the inbox row keeps.
+    /// Returns whether its runs may emit and cancel outgoing messages: the grant of its deployment.
+    /// Plain Rust handlers have it.
+    fn may_emit(&self) -> bool {
+        true
+    }
+
+    /// Handles one message. `Ok` may carry a JSON document, which the inbox row keeps, and outgoing
+    /// messages, which the completion writes.
     ///
     /// The future is dropped at the deadline, if at all: everything it holds must be undone by a
     /// rollback.
@@ -163,7 +177,7 @@ mod tests {
         }
 
         fn handle<'a>(&'a self, _tx: &'a Tx, _run: &'a Run<'a>) -> BoxFuture<'a, Answer> {
-            Box::pin(async { Ok(None) })
+            Box::pin(async { Ok(Output::default()) })
         }
     }
 

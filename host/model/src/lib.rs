@@ -15,6 +15,8 @@ pub mod headers;
 pub mod identity;
 // The instructions of a consumer.
 pub mod policy;
+// The number that messages share which must run in order.
+pub mod ordering;
 // Payloads that stand elsewhere, and that the host fetches.
 pub mod reference;
 // Versions of events, and ranges of them.
@@ -29,6 +31,8 @@ pub mod inbox;
 pub mod outcome;
 // The open transaction, as a handler may use it.
 pub mod tx;
+// The messages that a handler sends after its commit.
+pub mod outgoing;
 // The resources that a transaction uses, added up while it runs.
 pub mod meter;
 // The open messages of an inbox, and the alerts about them.
@@ -56,6 +60,7 @@ pub use handler::{SHADOW_DURATION_DEFAULT, Shadow};
 pub use identity::collapses;
 pub use meter::{Meter, Usage};
 pub use outcome::Disposition;
+pub use outgoing::{Outbox, Output};
 pub use payload_key::PayloadKey;
 pub use problem::Problem;
 pub use session_target::SessionTarget;

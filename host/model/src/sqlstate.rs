@@ -28,8 +28,13 @@ pub const INVALID_FUNCTION_DEFINITION: &str = "42P13";
 pub const INVALID_PASSWORD: &str = "28P01";
 /// A lock was not available in time.
 pub const LOCK_NOT_AVAILABLE: &str = "55P03";
+/// A row that a completion is to write is not the transaction's any more. The schema's functions
+/// raise it.
+pub const NOT_OURS: &str = "OB003";
 /// Memory is exhausted; in practice, the lock table is full.
 pub const OUT_OF_MEMORY: &str = "53200";
+/// A statement was cancelled, such as by its time limit.
+pub const QUERY_CANCELED: &str = "57014";
 /// The server only reads: it is a standby, about to become the primary or just no longer it.
 pub const READ_ONLY_TRANSACTION: &str = "25006";
 /// A transaction cannot be put in an order with others.

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     error::InboxError,
+    outgoing::destination_part_fault,
     policy::{Retention, is_pattern, topic_fault},
 };
 
@@ -37,9 +38,26 @@ pub struct TenantLimits {
     /// Topics that tokens of the tenant may name in policies: whole names, or beginnings followed
     /// by `*`; none for `oncebox.<tenant>.*`. The operator of the host is not bound by it.
     pub topics_allowed: Option<Vec<String>>,
+    /// Destinations that handlers of the tenant may send to: whole destinations, or beginnings of
+    /// them followed by `*`; none for no destination.
+    pub destinations_allowed: Option<Vec<String>>,
+    /// Hosts that endpoints of the tenant may be on, as far as the operator's settings allow them
+    /// too: names, `*.` and a name, or addresses, each with a port where it is not that of the
+    /// scheme; none for no host.
+    pub endpoint_hosts_allowed: Option<Vec<String>>,
 }
 
 impl TenantLimits {
+    /// Returns the hosts that endpoints of the tenant may be on; empty for none.
+    pub fn endpoint_hosts_allowed(&self) -> &[String] {
+        self.endpoint_hosts_allowed.as_deref().unwrap_or_default()
+    }
+
+    /// Returns the destinations that handlers of the tenant may send to; empty for none.
+    pub fn destinations_allowed(&self) -> &[String] {
+        self.destinations_allowed.as_deref().unwrap_or_default()
+    }
+
     /// Returns the topics that tokens of the tenant may name: the operator's list or, without one,
     /// the topics that bear the tenant's name. Brokers know nothing of tenants, so any other topic
     /// is the operator's alone to give.
@@ -72,6 +90,8 @@ impl Default for TenantLimits {
             storage_budget_bytes: None,
             retention_max: None,
             topics_allowed: None,
+            destinations_allowed: None,
+            endpoint_hosts_allowed: None,
         }
     }
 }
@@ -114,11 +134,57 @@ fn is_topic_part(text: &str) -> bool {
     !is_pattern(text) && (topic_fault(text).is_none() || [".", ".."].contains(&text))
 }
 
-/// Maximum number of entries of `topics_allowed`.
+/// Maximum number of entries of `topics_allowed`, `destinations_allowed` and
+/// `endpoint_hosts_allowed`.
 const TOPICS_MAX: usize = 1_000;
 
 /// Names of the limits that are no numbers.
-const NOT_NUMBERS: [&str; 2] = ["retention_max", "topics_allowed"];
+const NOT_NUMBERS: [&str; 4] =
+    ["retention_max", "topics_allowed", "destinations_allowed", "endpoint_hosts_allowed"];
+
+/// Maximum bytes of an entry of `endpoint_hosts_allowed`: a name and a port.
+const HOST_BYTES_MAX: usize = 262;
+
+/// Returns the problem of a value of `endpoint_hosts_allowed`; none where its form is valid. What
+/// the entries stand for is read by who sends.
+fn hosts_problem(value: &Value) -> Option<String> {
+    let is_host = |entry: &Value| {
+        entry.as_str().is_some_and(|entry| {
+            (1..=HOST_BYTES_MAX).contains(&entry.len())
+                && !entry.chars().any(|c| c.is_control() || c.is_whitespace() || c == '/')
+        })
+    };
+    let fits = value.is_null()
+        || value.as_array().is_some_and(|all| all.len() <= TOPICS_MAX && all.iter().all(is_host));
+    (!fits).then(|| {
+        format!(
+            "`endpoint_hosts_allowed` is {:.200}; it must be a list of at most {TOPICS_MAX} hosts, \
+                such as `hooks.example`, `hooks.example:8443` or `*.example.com`, or none",
+            value.to_string()
+        )
+    })
+}
+
+/// Returns the problem of a value of `destinations_allowed`; none where it is valid.
+fn destinations_problem(value: &Value) -> Option<String> {
+    let wanted = || {
+        format!(
+            "`destinations_allowed` is {:.200}; it must be a list of at most {TOPICS_MAX} \
+                destinations, or beginnings of destinations with `*` behind them, such as \
+                `kafka:acme.*`, or none",
+            value.to_string()
+        )
+    };
+    let Some(entries) = value.as_array().filter(|entries| entries.len() <= TOPICS_MAX) else {
+        return (!value.is_null()).then(wanted);
+    };
+    entries.iter().find_map(|entry| match entry.as_str() {
+        Some(entry) => {
+            destination_part_fault(entry).map(|fault| format!("`destinations_allowed`: {fault}"))
+        }
+        None => Some(wanted()),
+    })
+}
 
 fn problem(name: &str, value: &Value) -> Option<String> {
     if name == "retention_max" {
@@ -128,6 +194,12 @@ fn problem(name: &str, value: &Value) -> Option<String> {
             let names = names.map(|name| format!("`{name}`")).join(", ");
             format!("`retention_max` is {:.200}; it must be {names}, or none", value.to_string())
         });
+    }
+    if name == "destinations_allowed" {
+        return destinations_problem(value);
+    }
+    if name == "endpoint_hosts_allowed" {
+        return hosts_problem(value);
     }
     if name == "topics_allowed" {
         // A regular expression would say nothing of the topics that a policy names.
@@ -189,6 +261,10 @@ mod tests {
         let allowed = ["acme.orders", "shared", "acme", "shared.too", "^acme.*", "oncebox.t.a"]
             .map(|topic| limits.allows_topic("t", topic));
         assert_eq!(allowed, [true, true, false, false, false, false]);
+        let limits = changed(json!({ "destinations_allowed": ["kafka:acme.*", "inbox:billing"] }))
+            .expect("limits");
+        assert_eq!(limits.destinations_allowed(), ["kafka:acme.*", "inbox:billing"]);
+        assert!(TenantLimits::default().destinations_allowed().is_empty(), "nothing unless told");
         let limits = TenantLimits::default();
         let allowed = ["oncebox.t.a", "oncebox.t", "oncebox.tt.a", "acme", "^oncebox.t.a"]
             .map(|topic| limits.allows_topic("t", topic));
@@ -219,5 +295,25 @@ mod tests {
         for wrong in [json!("acme.*"), json!([""]), json!(["^.*"]), json!([1])] {
             assert!(changed(json!({ "topics_allowed": wrong })).is_err(), "{wrong}");
         }
+        for wrong in [
+            json!("kafka:acme.*"),
+            json!([1]),
+            json!(["*"]),
+            json!(["acme.*"]),
+            json!(["kafka:^.*"]),
+            json!(["http://example.com"]),
+            json!(["https://example.com"]),
+        ] {
+            let said = changed(json!({ "destinations_allowed": wrong })).expect_err("a problem");
+            assert!(said.contains("`destinations_allowed`"), "{wrong}: {said}");
+        }
+        for wrong in [json!("a.example"), json!([1]), json!([""]), json!(["https://a.example"])] {
+            let said = changed(json!({ "endpoint_hosts_allowed": wrong })).expect_err("a problem");
+            assert!(said.contains("`endpoint_hosts_allowed`"), "{wrong}: {said}");
+        }
+        let hosts = json!({ "endpoint_hosts_allowed": ["a.example:8443", "*.b.example"] });
+        let limits = changed(hosts).expect("limits");
+        assert_eq!(limits.endpoint_hosts_allowed(), ["a.example:8443", "*.b.example"]);
+        assert!(TenantLimits::default().endpoint_hosts_allowed().is_empty(), "no host unless told");
     }
 }

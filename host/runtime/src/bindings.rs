@@ -1,4 +1,5 @@
-//! Rust types and traits of the contract in `wit/`.
+//! Rust types and traits of the contract in `wit/`, of both its versions. The worlds of version 0.2
+//! are those of 0.1 with one more import, so that a component of either has the same exports.
 
 #![allow(
     missing_docs,
@@ -20,6 +21,16 @@ pub(crate) mod batch {
             "oncebox:handler/log": super::oncebox::handler::log,
             "oncebox:handler/config": super::oncebox::handler::config,
         },
+        additional_derives: [PartialEq],
+    });
+}
+
+/// The import that version 0.2 of the contract adds to both worlds.
+pub(crate) mod emitter {
+    wasmtime::component::bindgen!({
+        path: ["../../wit", "../../wit/0.2"],
+        world: "oncebox:handler/emitter@0.2.0",
+        imports: { default: async | trappable },
         additional_derives: [PartialEq],
     });
 }

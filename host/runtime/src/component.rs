@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use oncebox_model::contract::is_given;
+use oncebox_model::contract::{is_emit, is_given};
 use wasmtime::{
     Engine,
     component::{Component, Linker, types::ComponentItem},
@@ -52,6 +52,24 @@ impl LoadedComponent {
     /// Returns the component's imports, which are everything that it can reach.
     pub fn imports(&self) -> &[String] {
         &self.inner.imports
+    }
+
+    /// Returns whether the component sends messages, which its deployment must grant.
+    pub fn emits(&self) -> bool {
+        self.inner.imports.iter().any(|import| is_emit(import))
+    }
+
+    /// Checks that the component sends messages only where its deployment has the grant `emit`. It
+    /// comes before a handler is made of the component.
+    ///
+    /// # Errors
+    ///
+    /// The import that needs the grant.
+    pub fn check_grant(&self, may_emit: bool) -> Result<(), LoadError> {
+        match self.inner.imports.iter().find(|import| is_emit(import)) {
+            Some(import) if !may_emit => Err(LoadError::EmitNotGranted(import.clone())),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the bytes of the upload.

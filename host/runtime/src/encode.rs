@@ -4,7 +4,7 @@ use wasi_preview1_component_adapter_provider::{
     WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
 };
 use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata, metadata};
-use wit_parser::{Resolve, SourceMap};
+use wit_parser::{PackageId, Resolve, SourceMap};
 
 use crate::{
     error::EncodeError,
@@ -24,9 +24,15 @@ pub const WIT: &[(&str, &str)] = &[
     ("world.wit", include_str!("../../../wit/world.wit")),
 ];
 
+/// The files of version 0.2 of the contract, which needs those of [`WIT`].
+const EMITTING_WIT: &[(&str, &str)] = &[
+    ("0.2/emit.wit", include_str!("../../../wit/0.2/emit.wit")),
+    ("0.2/world.wit", include_str!("../../../wit/0.2/world.wit")),
+];
+
 /// Makes a component of a core module. A module without a world of its own gets the `handler`
-/// world, or `batch-handler` when it exports that world's interface. A module for WASI 0.1 gets the
-/// adapter to WASI 0.2.
+/// world, or `batch-handler` when it exports that world's interface; of version 0.2 of the contract
+/// when it imports `emit`. A module for WASI 0.1 gets the adapter to WASI 0.2.
 ///
 /// # Errors
 ///
@@ -61,26 +67,37 @@ fn with_world(core: &[u8]) -> Result<Vec<u8>, EncodeError> {
     let mut core = core.to_vec();
     let (stripped, _) = metadata::decode(&core).map_err(invalid)?;
     if stripped.is_none() {
-        let mut sources = SourceMap::default();
-        for (name, text) in WIT {
-            sources.push_str(name, *text);
-        }
-        let group =
-            sources.parse().map_err(|(_, error)| EncodeError::Invalid(error.to_string()))?;
         let mut resolve = Resolve::default();
-        let package =
-            resolve.push_group(group).map_err(|error| EncodeError::Invalid(error.to_string()))?;
-        let world = resolve.select_world(&[package], Some(world_of(&core))).map_err(invalid)?;
+        let mut package = push(&mut resolve, WIT)?;
+        if names(&core, EMIT) {
+            package = push(&mut resolve, EMITTING_WIT)?;
+        }
+        let world = if names(&core, BATCH) { "batch-handler" } else { "handler" };
+        let world = resolve.select_world(&[package], Some(world)).map_err(invalid)?;
         embed_component_metadata(&mut core, &resolve, world, StringEncoding::UTF8)
             .map_err(invalid)?;
     }
     Ok(core)
 }
 
-/// Returns the name of the world that a module was written for, by the interface that it names.
-fn world_of(core: &[u8]) -> &'static str {
-    const BATCH: &[u8] = b"oncebox:handler/incoming-batch-handler@";
-    if core.windows(BATCH.len()).any(|bytes| bytes == BATCH) { "batch-handler" } else { "handler" }
+/// Adds the package that some files of the contract make.
+fn push(resolve: &mut Resolve, files: &[(&str, &str)]) -> Result<PackageId, EncodeError> {
+    let mut sources = SourceMap::default();
+    for (name, text) in files {
+        sources.push_str(name, *text);
+    }
+    let group = sources.parse().map_err(|(_, error)| EncodeError::Invalid(error.to_string()))?;
+    resolve.push_group(group).map_err(|error| EncodeError::Invalid(error.to_string()))
+}
+
+/// The interface that tells a module for batches, before its version.
+const BATCH: &[u8] = b"oncebox:handler/incoming-batch-handler@";
+/// The interface that tells a module for version 0.2 of the contract, before its version.
+const EMIT: &[u8] = b"oncebox:handler/emit@";
+
+/// Returns whether a module names an interface, so that it was written for a world with it.
+fn names(core: &[u8], interface: &[u8]) -> bool {
+    core.windows(interface.len()).any(|bytes| bytes == interface)
 }
 
 fn invalid(error: impl std::fmt::Display) -> EncodeError {

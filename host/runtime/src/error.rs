@@ -39,6 +39,13 @@ pub enum LoadError {
     #[error("imports that handlers are not given: {}; a handler has no network, no files and no \
         environment", quoted(.0))]
     UnknownImports(Vec<String>),
+    /// The import for outgoing messages, in a deployment without the grant for it. Holds the
+    /// import's name.
+    #[error(
+        "the component imports `{0}`, with which it sends messages, and its deployment does not \
+            grant that; deploy it with `oncebox deploy --grant emit`"
+    )]
+    EmitNotGranted(String),
     /// An import of the contract with another type.
     #[error(
         "an import differs from the host's: {0}; build the component against the `wit` folder of \
@@ -110,6 +117,7 @@ impl LoadError {
             Self::CoreModule => "core_module",
             Self::Invalid(_) => "cannot_be_compiled",
             Self::UnknownImports(_) => "import_not_given",
+            Self::EmitNotGranted(_) => "emit_not_granted",
             Self::WrongImport(_) => "wrong_import",
             Self::MissingExport(_) => "missing_export",
             Self::ContextOfBatch => "context_in_batch",

@@ -21,7 +21,8 @@ use crate::{
     state::StoreState,
 };
 
-/// Most bytes that a guest may pass to the host in one call, beside the parameters of a statement.
+/// Most bytes that a guest may pass to the host in one call, beside the parameters of a statement
+/// or an outgoing message.
 const HOST_CALL_BYTES: usize = 16 << 20;
 
 /// A handler that runs every message, or every batch, in a fresh instance of one component.
@@ -56,6 +57,7 @@ impl ComponentHandler {
                     consumer: run.consumer,
                     messages: &[run.message],
                     deadline: run.deadline,
+                    outbox: run.outbox,
                 };
                 let (state, end) = self.call_batch(pre, tx, &batch).await;
                 outcome::of_message(state, end.and_then(only)?).await
@@ -66,7 +68,7 @@ impl ComponentHandler {
     async fn run_single(&self, pre: &HandlerPre<StoreState>, tx: &Tx, run: &Run<'_>) -> Answer {
         // Declared before the store, so the permit is released after the store's slot.
         let _instance = self.instances.acquire().await.expect("the semaphore is never closed");
-        let mut store = self.store(tx, run);
+        let mut store = self.store(tx, run, &[run.message]);
         let answer = async {
             let instance = pre.instantiate_async(&mut store).await?;
             instance
@@ -95,7 +97,7 @@ impl ComponentHandler {
         run: &BatchRun<'_>,
     ) -> (StoreState, CallEnd<Vec<GuestAnswer>>) {
         let _instance = self.instances.acquire().await.expect("the semaphore is never closed");
-        let mut store = self.store(tx, &first(run));
+        let mut store = self.store(tx, &first(run), run.messages);
         let messages: Vec<_> = run.messages.iter().map(|message| guest_message(message)).collect();
         let answer = async {
             let instance = pre.instantiate_async(&mut store).await?;
@@ -116,8 +118,8 @@ impl ComponentHandler {
         store.into_data()
     }
 
-    fn store(&self, tx: &Tx, run: &Run<'_>) -> Store<StoreState> {
-        store(self.component.engine(), Some(tx), run, &self.settings)
+    fn store(&self, tx: &Tx, run: &Run<'_>, messages: &[&Message]) -> Store<StoreState> {
+        store(self.component.engine(), Some(tx), run, messages, &self.settings)
     }
 }
 
@@ -126,11 +128,15 @@ pub(crate) fn store(
     engine: &Engine,
     tx: Option<&Tx>,
     run: &Run<'_>,
+    messages: &[&Message],
     settings: &Settings,
 ) -> Store<StoreState> {
-    let mut store = Store::new(engine, StoreState::new(tx, run, settings));
+    let mut store = Store::new(engine, StoreState::new(tx, run, messages, settings));
     store.limiter(|state| &mut state.memory);
-    store.set_hostcall_fuel(HOST_CALL_BYTES + 2 * settings.limits.params_bytes_max);
+    let outgoing_bytes_max =
+        usize::try_from(settings.limits.outgoing_bytes_max).unwrap_or(HOST_CALL_BYTES);
+    let payload_bytes_max = settings.limits.params_bytes_max.max(outgoing_bytes_max);
+    store.set_hostcall_fuel(HOST_CALL_BYTES + 2 * payload_bytes_max);
     // The first deadline must be short too: a long one would let a spinning guest run past the
     // host's timeout.
     store.set_epoch_deadline(1);
@@ -144,8 +150,10 @@ pub(crate) fn store(
 /// Returns the run of a batch's first message, which seeds clock, randomness and log. The guest
 /// gets no facts of it.
 fn first<'a>(run: &BatchRun<'a>) -> Run<'a> {
-    let BatchRun { tenant, consumer, messages, deadline } = *run;
-    Run { tenant, consumer, message: messages[0], attempt: 1, kind: DeliveryKind::Live, deadline }
+    let BatchRun { tenant, consumer, messages, deadline, outbox } = *run;
+    let message = messages[0];
+    let kind = DeliveryKind::Live;
+    Run { tenant, consumer, message, attempt: 1, kind, deadline, outbox }
 }
 
 /// Returns the answer for a batch of one message.
@@ -161,6 +169,10 @@ fn only(answers: Vec<GuestAnswer>) -> Result<GuestAnswer, Failure> {
 impl Handler for ComponentHandler {
     fn version(&self) -> i32 {
         self.settings.version
+    }
+
+    fn may_emit(&self) -> bool {
+        self.settings.may_emit
     }
 
     fn handle<'a>(&'a self, tx: &'a Tx, run: &'a Run<'a>) -> BoxFuture<'a, Answer> {

@@ -3,6 +3,7 @@
 pub(crate) mod clock;
 mod config;
 mod context;
+pub(crate) mod emit;
 pub(crate) mod log;
 pub(crate) mod random;
 pub(crate) mod savepoint;
@@ -15,7 +16,7 @@ use wasmtime::{
 };
 
 use crate::{
-    bindings::{Handler, oncebox::handler::types},
+    bindings::{Handler, emitter::Emitter, oncebox::handler::types},
     state::StoreState,
 };
 
@@ -23,6 +24,7 @@ use crate::{
 pub(crate) fn linker(engine: &Engine) -> wasmtime::Result<Linker<StoreState>> {
     let mut linker = Linker::new(engine);
     Handler::add_to_linker::<_, HasSelf<StoreState>>(&mut linker, |state| state)?;
+    Emitter::add_to_linker::<_, HasSelf<StoreState>>(&mut linker, |state| state)?;
     wasi::link(&mut linker)?;
     Ok(linker)
 }

@@ -33,7 +33,7 @@ pub use host::sql;
 pub use inspect::{Allowance, ComponentReport, CustomSection, Inspected, Tool, inspect};
 pub use load::WasmRuntime;
 pub use oncebox_model::Problem;
-pub use record::{LineRecord, Recorder, RunRecord, StatementRecord};
+pub use record::{CancelRecord, LineRecord, OutgoingRecord, Recorder, RunRecord, StatementRecord};
 pub use settings::HandlerSettings;
 
 #[cfg(test)]

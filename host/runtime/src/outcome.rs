@@ -5,6 +5,7 @@ use std::time::Duration;
 use oncebox_model::{
     handler::Answer,
     outcome::{Failure, FailureKind},
+    outgoing::Output,
 };
 use serde_json::Value;
 use wasmtime::{Trap, WasmBacktrace};
@@ -69,7 +70,7 @@ pub(crate) async fn of_message(mut state: StoreState, end: CallEnd<GuestAnswer>)
     }
     let result = checked(result?, state.limits.outcome_bytes_max)?;
     forget_savepoints(&mut state).await?;
-    Ok(result)
+    Ok(Output { result, outgoing: state.take_outgoing().remove(&0).unwrap_or_default() })
 }
 
 /// Returns the outcomes of a call for a batch. A failure in the transaction fails the whole call,
@@ -87,11 +88,13 @@ pub(crate) async fn of_batch(
     }
     forget_savepoints(&mut state).await?;
     let bytes_max = state.limits.outcome_bytes_max;
-    let outcome = |answer: GuestAnswer| match answer {
-        Ok(result) => checked(result, bytes_max),
-        Err(answer) => Err(decided(&answer).unwrap_or_else(|| other(&answer))),
+    let mut outgoing = state.take_outgoing();
+    let outcome = |(at, answer): (usize, GuestAnswer)| -> Answer {
+        let result = answer.map_err(|answer| decided(&answer).unwrap_or_else(|| other(&answer)))?;
+        let result = checked(result, bytes_max)?;
+        Ok(Output { result, outgoing: outgoing.remove(&at).unwrap_or_default() })
     };
-    Ok(answers.into_iter().map(outcome).collect())
+    Ok(answers.into_iter().enumerate().map(outcome).collect())
 }
 
 /// Returns the failure of a trapped call. A failure in the transaction before the trap comes first.

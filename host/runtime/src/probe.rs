@@ -6,6 +6,7 @@ use oncebox_model::{
     Problem,
     handler::{DeliveryKind, Run},
     message::Message,
+    outgoing::Outbox,
     policy::Limits,
     record::Record,
 };
@@ -43,7 +44,7 @@ impl WasmRuntime {
     ) -> Result<(), Problem> {
         let _instance = self.instance().await;
         let (message, settings) = (empty_message(), self.probe_settings());
-        let deadline = Instant::now() + limit;
+        let (deadline, outbox) = (Instant::now() + limit, Outbox::closed());
         let run = Run {
             tenant: "",
             consumer: "",
@@ -51,8 +52,9 @@ impl WasmRuntime {
             attempt: 1,
             kind: DeliveryKind::Live,
             deadline,
+            outbox: &outbox,
         };
-        let mut store = store(component.engine(), None, &run, &settings);
+        let mut store = store(component.engine(), None, &run, &[], &settings);
         match timeout(limit, start(component, &mut store)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(failed(&outcome::trapped(store.data(), &error).text)),
@@ -63,7 +65,13 @@ impl WasmRuntime {
     fn probe_settings(&self) -> Settings {
         let limits = Limits { memory_bytes: self.memory_bytes_max(), ..Limits::default() };
         Settings::new(
-            HandlerSettings { version: 0, limits, config: Vec::new(), random_key: [0; 32] },
+            HandlerSettings {
+                version: 0,
+                limits,
+                config: Vec::new(),
+                random_key: [0; 32],
+                may_emit: false,
+            },
             self.counts_fuel(),
         )
     }

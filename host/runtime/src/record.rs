@@ -1,4 +1,5 @@
-//! Recorder of a handler's statements, log lines, memory and fuel, for the commands that show them.
+//! Recorder of a handler's statements, outgoing messages, log lines, memory and fuel, for the
+//! commands that show them.
 //! A handler without a recorder has no cost of it.
 
 use std::{
@@ -6,15 +7,19 @@ use std::{
     time::{Duration, Instant},
 };
 
+use oncebox_model::outgoing::{Due, OutgoingMessage};
+
 use crate::{
     host::sql::{Element, Error, SqlAnswer, SqlStop, StatementMode, Value},
-    text::bounded,
+    text::{bounded, printable},
 };
 
 /// Fuel of a store where fuel is counted: more than any run burns before its deadline.
 pub(crate) const FUEL: u64 = u64::MAX >> 1;
 /// Most bytes that are kept of a parameter.
 const PARAM_BYTES: usize = 512;
+/// Most bytes that are kept of the payload of an outgoing message.
+const PAYLOAD_BYTES: usize = 4096;
 
 /// A recorder of the runs of a handler. Clones share the records.
 #[derive(Clone, Default)]
@@ -33,6 +38,10 @@ pub struct RunRecord {
     pub attempt: u32,
     /// Statements in the order in which they were sent.
     pub statements: Vec<StatementRecord>,
+    /// Messages that would be sent, in the order of their emits. A run that fails sends none.
+    pub outgoing: Vec<OutgoingRecord>,
+    /// Cancels in their order.
+    pub cancels: Vec<CancelRecord>,
     /// Lines of the handler's log.
     pub lines: Vec<LineRecord>,
     /// Bytes of the instance's memory at the end, which never shrinks.
@@ -59,6 +68,70 @@ pub struct StatementRecord {
     pub error: Option<String>,
     /// Time from sending the statement to its answer.
     pub elapsed: Duration,
+}
+
+/// The record of an outgoing message that was neither undone nor withdrawn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutgoingRecord {
+    /// Id of the message that caused it.
+    pub cause: String,
+    /// Number of the emit among those of its cause, from 0.
+    pub ordinal: u32,
+    /// Id of the outgoing message.
+    pub id: String,
+    /// Destination, such as `kafka:orders`.
+    pub destination: String,
+    /// Type of the event.
+    pub event_type: String,
+    /// Media type of the payload.
+    pub content_type: Option<String>,
+    /// Key as readable text.
+    pub key: Option<String>,
+    /// Names and values of the headers, as readable text.
+    pub headers: Vec<(String, String)>,
+    /// Payload as readable text, cut to a bounded length; none for a tombstone.
+    pub payload: Option<String>,
+    /// Due time as readable text, such as `now` or `after 30000 ms`.
+    pub due: String,
+    /// Cancel token.
+    pub cancel_token: Option<String>,
+}
+
+/// The record of a cancel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CancelRecord {
+    /// Cancel token.
+    pub token: String,
+    /// Whether there was anything to withdraw.
+    pub found: bool,
+}
+
+impl OutgoingRecord {
+    /// Makes the record of a message that was caused by the message of this id.
+    pub(crate) fn of(cause: &str, message: &OutgoingMessage) -> Self {
+        let header =
+            |(name, value): &(String, Vec<u8>)| (name.clone(), readable_bytes(value, PARAM_BYTES));
+        Self {
+            cause: cause.to_owned(),
+            ordinal: message.ordinal,
+            id: message.id.clone(),
+            destination: message.destination.to_string(),
+            event_type: message.event_type.clone(),
+            content_type: message.content_type.clone(),
+            key: message.key.as_deref().map(|key| readable_bytes(key, PARAM_BYTES)),
+            headers: message.headers.iter().map(header).collect(),
+            payload: message
+                .payload
+                .as_deref()
+                .map(|payload| readable_bytes(payload, PAYLOAD_BYTES)),
+            due: match message.due {
+                Due::Now => "now".to_owned(),
+                Due::After(delay) => format!("after {} ms", delay.as_millis()),
+                Due::At(ms) => format!("at {ms} ms since 1970"),
+            },
+            cancel_token: message.cancel_token.clone(),
+        }
+    }
 }
 
 /// A line of the handler's log.
@@ -125,6 +198,16 @@ impl Recording {
         }
         if !self.recorder.pause.is_zero() {
             tokio::time::sleep(self.recorder.pause).await;
+        }
+    }
+
+    /// Records what the run would send, and its cancels. A later call without any changes nothing.
+    pub(crate) fn emitted(&mut self, outgoing: Vec<OutgoingRecord>, cancels: Vec<CancelRecord>) {
+        if !outgoing.is_empty() {
+            self.record.outgoing = outgoing;
+        }
+        if !cancels.is_empty() {
+            self.record.cancels = cancels;
         }
     }
 
@@ -202,6 +285,29 @@ fn quoted(text: &str) -> String {
     format!("'{}'", bounded(text, PARAM_BYTES).replace('\'', "''"))
 }
 
+/// Returns bytes as text where they are text, else as hexadecimal digits.
+fn readable_bytes(bytes: &[u8], max: usize) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => printable(&bounded(text, max)),
+        Err(_) => hexadecimal(bytes),
+    }
+}
+
 fn hexadecimal(bytes: &[u8]) -> String {
     format!("'\\x{}'", hex::encode(&bytes[..bytes.len().min(PARAM_BYTES / 2)]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // What could go wrong: bytes of a guest break a line of the terminal, or fill it.
+    #[test]
+    fn bytes_are_shown_as_one_bounded_line() {
+        assert_eq!(readable_bytes(b"{\"a\":1}", 100), "{\"a\":1}");
+        assert_eq!(readable_bytes(b"a\nb", 100), "a\\nb");
+        assert_eq!(readable_bytes(b"\xff\x00", 100), "'\\xff00'");
+        assert!(readable_bytes(&[b'x'; 10_000], 100).len() < 110);
+        assert!(readable_bytes(&[0xff; 10_000], 100).len() < 2 * PARAM_BYTES);
+    }
 }

@@ -17,6 +17,8 @@ pub struct HandlerSettings {
     pub config: Vec<(String, String)>,
     /// The tenant's key, from which `wasi:random` derives its stream. A secret.
     pub random_key: [u8; 32],
+    /// Whether the component may emit outgoing messages: the grant `emit` of its deployment.
+    pub may_emit: bool,
 }
 
 /// The settings in the form that all runs share.
@@ -25,6 +27,7 @@ pub(crate) struct Settings {
     pub(crate) limits: Arc<Limits>,
     pub(crate) config: Arc<Vec<(String, String)>>,
     pub(crate) random_key: [u8; 32],
+    pub(crate) may_emit: bool,
     /// Whether the engine counts fuel, so that every store needs some.
     pub(crate) counts_fuel: bool,
     /// Recorder of what runs do, for commands that show it.
@@ -38,6 +41,7 @@ impl Settings {
             limits: Arc::new(settings.limits),
             config: Arc::new(settings.config),
             random_key: settings.random_key,
+            may_emit: settings.may_emit,
             counts_fuel,
             recorder: None,
         }

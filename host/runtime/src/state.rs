@@ -1,9 +1,11 @@
 //! State of a store, for one run of a handler.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use oncebox_model::{
     handler::{DeliveryKind, Run},
+    message::Message,
+    outgoing::{Outbox, OutgoingMessage},
     policy::Limits,
     tx::{StatementError, Tx},
 };
@@ -14,6 +16,7 @@ use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 use crate::{
     host::{
         clock::Clock,
+        emit::EmitLog,
         log::lines::HandlerLog,
         random::Random,
         sql::{Error, SqlSession, SqlStop},
@@ -35,6 +38,10 @@ pub(crate) struct StoreState {
     pub(crate) limits: Arc<Limits>,
     pub(crate) config: Arc<Vec<(String, String)>>,
     pub(crate) session: SqlSession,
+    /// Whether the deployment has the grant `emit`, and the run is one of a message.
+    pub(crate) may_emit: bool,
+    pub(crate) outbox: Outbox,
+    pub(crate) emits: EmitLog,
     pub(crate) log: HandlerLog,
     pub(crate) memory: MemoryLimiter,
     pub(crate) table: ResourceTable,
@@ -63,7 +70,13 @@ pub(crate) struct Facts {
 }
 
 impl StoreState {
-    pub(crate) fn new(tx: Option<&Tx>, run: &Run<'_>, settings: &Settings) -> Self {
+    /// Makes the state of a run of these messages, of which `run` names the first.
+    pub(crate) fn new(
+        tx: Option<&Tx>,
+        run: &Run<'_>,
+        messages: &[&Message],
+        settings: &Settings,
+    ) -> Self {
         let recording =
             settings.recorder.as_ref().map(|recorder| recorder.start(&run.message.id, run.attempt));
         let log = HandlerLog::new(settings.limits.log_bytes_max, recording.is_some());
@@ -73,6 +86,9 @@ impl StoreState {
             facts: Facts::of(run),
             tx: tx.cloned(),
             session: SqlSession::default(),
+            may_emit: settings.may_emit && run.outbox.may_emit,
+            outbox: run.outbox.clone(),
+            emits: EmitLog::of(messages),
             memory: MemoryLimiter::new(settings.limits.memory_bytes),
             clock: Clock::starting_at(run.message.record.timestamp_ms),
             random: Random::new(&settings.random_key, run.consumer, &run.message.id),
@@ -97,6 +113,18 @@ impl StoreState {
         self.tx.clone().ok_or_else(none)
     }
 
+    /// Takes the messages that the run emitted, by the index of their cause. Their records stay.
+    pub(crate) fn take_outgoing(&mut self) -> HashMap<usize, Vec<OutgoingMessage>> {
+        self.record_outgoing();
+        self.emits.take()
+    }
+
+    fn record_outgoing(&mut self) {
+        if let Some(recording) = &mut self.recording {
+            recording.emitted(self.emits.records(), self.emits.cancel_records());
+        }
+    }
+
     /// Returns the first error of the transaction since it was last sound.
     pub(crate) async fn tx_error(&mut self) -> Option<StatementError> {
         match &self.tx {
@@ -109,6 +137,7 @@ impl StoreState {
 impl Drop for StoreState {
     /// Ends the recording, also of a run that was stopped: its record shows what it did before.
     fn drop(&mut self) {
+        self.record_outgoing();
         if let Some(recording) = self.recording.take() {
             recording.end(self.log.take_lines(), self.memory.used(), self.fuel_left);
         }

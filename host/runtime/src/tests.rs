@@ -1,5 +1,6 @@
 //! Hostile and clumsy components, written as text, so that no toolchain is needed.
 
+mod emit;
 mod guests;
 mod inspection;
 mod loading;
@@ -13,6 +14,7 @@ use oncebox_model::{
     handler::{DeliveryKind, Handler, Run},
     message::Message,
     outcome::Failure,
+    outgoing::{Outbox, Output},
     policy::Limits,
     record::Record,
     tx::Tx,
@@ -44,7 +46,12 @@ async fn handler(core: &str, limits: Limits) -> ComponentHandler {
     let runtime = runtime();
     let loaded = runtime.load(&component(core)).await.expect("a sound component");
     let config = vec![("colour".to_owned(), "green".to_owned())];
-    runtime.handler(&loaded, HandlerSettings { version: 7, limits, config, random_key: [1; 32] })
+    runtime.handler(&loaded, settings(limits, config))
+}
+
+/// Settings of a deployment with the grant `emit`.
+fn settings(limits: Limits, config: Vec<(String, String)>) -> HandlerSettings {
+    HandlerSettings { version: 7, limits, config, random_key: [1; 32], may_emit: true }
 }
 
 /// Runs a guest once on a message, without a database.
@@ -54,11 +61,24 @@ async fn run(core: &str, limits: Limits) -> Result<Option<String>, Failure> {
     handle(&handler, &tx, &message()).await
 }
 
+/// Runs a handler that sends nothing.
 async fn handle(
     handler: &ComponentHandler,
     tx: &Tx,
     message: &Message,
 ) -> Result<Option<String>, Failure> {
+    let output = handle_with(handler, tx, message, &Outbox::closed()).await?;
+    assert!(output.outgoing.is_empty(), "it sends nothing");
+    Ok(output.result)
+}
+
+/// Runs a handler with these rights to send messages.
+async fn handle_with(
+    handler: &ComponentHandler,
+    tx: &Tx,
+    message: &Message,
+    outbox: &Outbox,
+) -> Result<Output, Failure> {
     let deadline = Instant::now() + Duration::from_secs(5);
     let run = Run {
         tenant: "acme",
@@ -67,6 +87,7 @@ async fn handle(
         attempt: 1,
         kind: DeliveryKind::Live,
         deadline,
+        outbox,
     };
     handler.handle(tx, &run).await
 }

@@ -10,6 +10,7 @@ use oncebox_control::Control;
 use oncebox_inbox::{Budget, DuePoller, SessionSettings};
 use oncebox_model::InboxError;
 use oncebox_registry::Decoder;
+use oncebox_relay::Relay;
 use tokio::sync::{Notify, Semaphore};
 
 use crate::{
@@ -20,7 +21,8 @@ use crate::{
         duplicates::Duplicates, horizon::Horizons, idle::IdleLimits, loader::Loader, starts::Starts,
     },
     http::Scrapes,
-    tenants::sessions::TenantSessions,
+    outgoing::RelayAccess,
+    tenants::{replays::OwnReplays, sessions::TenantSessions},
 };
 
 /// Longest wait of a loop for one answer of the database.
@@ -46,6 +48,8 @@ pub(crate) struct HostContext {
     /// Poller that notifies retry workers of due messages.
     pub(crate) due_poller: Arc<DuePoller>,
     pub(crate) sessions: TenantSessions,
+    /// Replays of paused consumers in tenants' own databases.
+    pub(crate) own_replays: OwnReplays,
     /// Notification of changed deployments and states, and of claims that were refused because of a
     /// change.
     pub(crate) look: Arc<Notify>,
@@ -57,6 +61,8 @@ pub(crate) struct HostContext {
     pub(crate) duplicates: Arc<Duplicates>,
     /// Whether this host's metrics were read, until that is reported.
     pub(crate) scrapes: Arc<Scrapes>,
+    /// Relay of outgoing messages, for all databases.
+    pub(crate) relay: Arc<Relay>,
     /// Checks that inboxes remember for longer than topics keep records.
     pub(crate) horizons: Arc<Horizons>,
     group_attempts: Mutex<HashMap<i32, u32>>,
@@ -76,6 +82,9 @@ impl HostContext {
         let loader = Loader::new(admin.clone(), components);
         // The audit log names no user for actions of the host itself.
         let admin = admin.acting_as("oncebox");
+        let due_poller = Arc::<DuePoller>::default();
+        let access = RelayAccess::new(admin.clone(), kafka.clone(), due_poller.clone());
+        let relay = Relay::new(Arc::new(access), owner.clone());
         Self {
             starting: Starts::new(admin.clone(), owner.clone()),
             admin,
@@ -89,13 +98,15 @@ impl HostContext {
                 Duration::from_millis(config.kafka.idle_after_ms),
                 Duration::from_millis(config.database.leave_after_ms),
             ),
-            due_poller: Arc::default(),
+            due_poller,
             sessions: TenantSessions::default(),
+            own_replays: OwnReplays::default(),
             look: Arc::default(),
             starts: Semaphore::new(STARTS_MAX),
             changes: Semaphore::new(CHANGES_MAX),
             duplicates: Arc::default(),
             scrapes,
+            relay,
             horizons: Horizons::new(Duration::from_millis(config.kafka.horizon_check_ms)),
             group_attempts: Mutex::default(),
         }

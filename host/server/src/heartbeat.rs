@@ -5,6 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use futures::FutureExt;
 use oncebox_control::{ConsumerStatus, Control, Progress};
 use oncebox_model::{BreakerState, InboxError};
+use oncebox_relay::Relay;
 use tokio::{task::JoinHandle, time::Instant};
 
 use crate::{
@@ -12,6 +13,7 @@ use crate::{
     consumer::{duplicates::Duplicates, starts::Starts},
     context::answered,
     http::Scrapes,
+    outgoing::breaker_report,
 };
 
 /// Pause between two heartbeats of a host.
@@ -32,6 +34,8 @@ pub(crate) struct Heartbeat {
     beat_due: Instant,
     /// The last reported status of each consumer.
     published: HashMap<i32, ConsumerStatus>,
+    /// Transitions of endpoints' breakers at the last report; none where it is lost.
+    endpoints_seen: Option<u64>,
 }
 
 /// Reports this host's progress with deployments, from wherever they are loaded.
@@ -61,6 +65,7 @@ impl Heartbeat {
             row: None,
             beat_due: Instant::now(),
             published: HashMap::new(),
+            endpoints_seen: None,
         }
     }
 
@@ -81,6 +86,7 @@ impl Heartbeat {
             self.starting.on_host(host_id);
             self.host_id = Some(host_id);
             self.published.clear();
+            self.endpoints_seen = None;
         }
         self.beat_due = Instant::now() + BEAT;
         // Without an answer the counts are lost, as with an error.
@@ -153,6 +159,19 @@ impl Heartbeat {
             |error| tracing::warn!(%error, "failed to report the state of circuit breakers"),
         )
         .is_ok()
+    }
+
+    /// Writes the circuit breakers of endpoints that are not closed here, where one turned since
+    /// the last report; operators read them. A report that fails is repeated in the next round.
+    pub(crate) async fn report_endpoints(&mut self, relay: &Relay) {
+        let Some(host_id) = self.host_id else { return };
+        let Some(breakers) = relay.breakers_changed(&mut self.endpoints_seen) else { return };
+        let reports: Vec<_> = breakers.into_iter().map(breaker_report).collect();
+        let told = answered(self.admin.endpoints().report_breakers(host_id, &reports)).await;
+        if let Err(error) = told {
+            self.endpoints_seen = None;
+            tracing::warn!(%error, "failed to report the circuit breakers of endpoints");
+        }
     }
 
     /// Removes this host's rows, so that nothing waits for it any longer.

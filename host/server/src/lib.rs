@@ -36,6 +36,8 @@ mod notifications;
 pub mod consumer;
 // The removal of messages that are past their retention.
 mod retention;
+// The relay's access to this host.
+mod outgoing;
 // The size of inboxes, as metrics.
 mod storage;
 // Sessions, databases and deletions of tenants.

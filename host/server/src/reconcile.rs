@@ -66,6 +66,7 @@ impl Supervisor {
         let horizons = tokio::spawn(host.horizons.clone().run());
         let waking =
             tokio::spawn(wakeups::run(host.due_poller.clone(), host.budget.clone(), stop.clone()));
+        let mut relaying = tokio::spawn(host.relay.clone().run(stop.clone()));
         let (began, mut look_due) = (Instant::now(), Instant::now());
         while !stop.is_cancelled() {
             tokio::select! {
@@ -92,7 +93,14 @@ impl Supervisor {
         horizons.abort();
         waking.abort();
         self.announce(Err("draining".to_owned()));
-        let drained = tasks.drain(consumers).await;
+        // The relay has been told to stop with everything else. What consumers still commit is sent
+        // by other hosts, or after the next start.
+        let (drained, relayed) =
+            tokio::join!(tasks.drain(consumers), tokio::time::timeout(drain, &mut relaying));
+        if relayed.is_err() {
+            relaying.abort();
+            tracing::warn!("the relay did not end in time; what it was sending is sent again");
+        }
         heartbeat.end().await;
         drained
     }
@@ -122,8 +130,9 @@ impl Supervisor {
                     "consumer quarantined: a host ended while it started it"
                 );
             }
-            let desired_states =
+            let mut desired_states =
                 answered(self.host.admin.reconciliation().desired_states()).await?;
+            self.host.own_replays.mark(&self.host.admin, &self.host.look, &mut desired_states);
             answered(self.host.sessions.renew(
                 &self.host.admin,
                 self.host.budget.scheduler(),
@@ -147,6 +156,7 @@ impl Supervisor {
                 consumers.breakers_unsent(Some(consumer_id));
             }
         }
+        heartbeat.report_endpoints(&self.host.relay).await;
         for consumer in judged.iter().filter(|_| is_due) {
             self.judge(consumer).await?;
         }

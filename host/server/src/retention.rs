@@ -51,7 +51,9 @@ async fn remove(admin: &Control, settings: &RetentionSettings, has_failed: &Atom
             sleep(LOOK.min(interval)).await;
             continue;
         }
-        let RetentionResult { failed, .. } = admin.retention().run_all(OtherProcess::Leave).await;
+        let RetentionResult { mut failed, .. } =
+            admin.retention().run_all(OtherProcess::Leave).await;
+        failed.extend(admin.retention().remove_outgoing(settings.outgoing_days).await.failed);
         has_failed.store(!failed.is_empty(), Ordering::Relaxed);
         if failed.is_empty()
             && let Ok(now) = admin.now().await

@@ -146,6 +146,7 @@ fn api(
         component_bytes_max: config.runtime.component_bytes_max,
         request_timeout: Duration::from_millis(config.api.request_timeout_ms),
         connections_max: config.database.connections_max,
+        outgoing_days: config.retention.outgoing_days,
         ..Limits::default()
     };
     oncebox_api::Api::new(

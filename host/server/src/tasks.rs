@@ -223,6 +223,8 @@ async fn start_here(
     let schemas = apart(move || Schemas::new(&schemas)).await?;
     let reference = policy.reference.as_ref();
     let fetcher = reference.map(|of| host.admin.tenant_stores().fetcher(&tenant, &of.store));
+    let dedicated = tenant.database.as_ref().map(|_| tenant.name.as_str());
+    let outgoing_wakeup = host.relay.wakeup(dedicated);
     let trial = host.starting.trial(consumer);
     if let Some(quarantine) = &consumer.quarantine {
         bail!(quarantine.text(&consumer.tenant, &consumer.name));
@@ -230,12 +232,12 @@ async fn start_here(
     // Last: slow work comes before it. A consumer that reads nothing makes no client.
     let mark = match work {
         RunMode::Consume => Some(trial.begin().await?),
-        RunMode::RetryOnly | RunMode::Stopped => None,
+        RunMode::RetryOnly | RunMode::ReplayOnly | RunMode::Stopped => None,
     };
     ConsumerRuntime::start(
         host,
         consumer,
-        StartParts { routes, sessions, schemas, fetcher, trial, mark },
+        StartParts { routes, sessions, schemas, fetcher, trial, mark, outgoing_wakeup },
         host.look.clone(),
         work,
     )

@@ -10,7 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 use futures::future::BoxFuture;
 use oncebox_model::{
-    handler::{DeliveryKind, Handler, Run},
+    Outbox, Output,
+    handler::{Answer, DeliveryKind, Handler, Run},
     message::Message,
     outcome::Failure,
     policy::Limits,
@@ -101,8 +102,13 @@ async fn component(name: &str, path: &str) -> Result<Loaded> {
     let runtime = WasmRuntime::new(RuntimeConfig { instances_max: 1, ..RuntimeConfig::default() })?;
     let start = Instant::now();
     let loaded = runtime.load(&bytes).await.with_context(|| format!("failed to load `{path}`"))?;
-    let settings =
-        HandlerSettings { version: 1, limits: limits(), config: Vec::new(), random_key: [1; 32] };
+    let settings = HandlerSettings {
+        version: 1,
+        limits: limits(),
+        config: Vec::new(),
+        random_key: [1; 32],
+        may_emit: false,
+    };
     let compile = start.elapsed();
     Ok(Loaded { handler: runtime.handler(&loaded, settings), kib: bytes.len() / 1024, compile })
 }
@@ -140,12 +146,13 @@ async fn round(tx: &Tx, handler: &dyn Handler) -> Result<Duration> {
             attempt: 1,
             kind: DeliveryKind::Live,
             deadline,
+            outbox: &Outbox::closed(),
         };
-        let result = handler
+        let output = handler
             .handle(tx, &run)
             .await
             .map_err(|failure| anyhow!("{}: {}", failure.kind.name(), failure.text))?;
-        ensure!(result.is_none(), "it answered {result:?}");
+        ensure!(output.result.is_none(), "it answered {output:?}");
     }
     let spent = cpu_time() - start;
     control(tx, "ROLLBACK").await?;
@@ -214,11 +221,7 @@ impl Handler for Plain {
         1
     }
 
-    fn handle<'a>(
-        &'a self,
-        tx: &'a Tx,
-        run: &'a Run<'a>,
-    ) -> BoxFuture<'a, Result<Option<String>, Failure>> {
+    fn handle<'a>(&'a self, tx: &'a Tx, run: &'a Run<'a>) -> BoxFuture<'a, Answer> {
         Box::pin(async move {
             let id = Value::Text(run.message.id.clone());
             let (account, amount, note) =
@@ -227,7 +230,7 @@ impl Handler for Plain {
             Self::execute(tx, insert, &[id, account, amount, note]).await?;
             let update = "UPDATE account SET balance = balance + $2, n = n + 1 WHERE id = $1";
             Self::execute(tx, update, &[Value::Int8(17), Value::Int8(250)]).await?;
-            Ok(None)
+            Ok(Output::default())
         })
     }
 }

@@ -15,6 +15,7 @@ use oncebox_model::{
     handler::{Answer, BatchRun, DeliveryKind, Handler, Handlers, Run},
     message::Message,
     outcome::{Failure, FailureKind},
+    outgoing::Output,
     tx::Tx,
 };
 use sqlx::AssertSqlSafe;
@@ -150,9 +151,9 @@ impl BatchScript {
         self.0.calls.fetch_add(1, Ordering::Relaxed);
         let mut answers = Vec::new();
         for message in batch.messages {
-            let BatchRun { tenant, consumer, deadline, .. } = *batch;
-            let run =
-                Run { tenant, consumer, message, attempt: 1, kind: DeliveryKind::Live, deadline };
+            let BatchRun { tenant, consumer, deadline, outbox, .. } = *batch;
+            let kind = DeliveryKind::Live;
+            let run = Run { tenant, consumer, message, attempt: 1, kind, deadline, outbox };
             let answer = perform(&self.0, 1, tx, &run).await;
             if let Err(Failure { kind: FailureKind::Sql { .. } | FailureKind::Trap, .. }) = answer {
                 return Err(answer.expect_err("it was one"));
@@ -205,7 +206,7 @@ async fn perform(control: &ScriptControl, version: i32, tx: &Tx, run: &Run<'_>) 
             perform_step(control, tx, run, line).await?;
         }
     }
-    Ok(result)
+    Ok(Output::from(result))
 }
 
 async fn perform_step(

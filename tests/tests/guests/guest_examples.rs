@@ -10,8 +10,12 @@ use std::{
 use oncebox_inbox::SessionSettings;
 use oncebox_model::{handler::Handler, record::Record};
 use oncebox_runtime::{HandlerSettings, RuntimeConfig, WasmRuntime};
-use oncebox_tests::inbox::{
-    InboxFixture, PlainHandler, PlainHandlers, Row, TestConsumer, deliver, execute, record,
+use oncebox_tests::{
+    inbox::{
+        InboxFixture, PlainHandler, PlainHandlers, Row, TestConsumer, deliver, execute, record,
+    },
+    outgoing::{derived_id, outgoing},
+    program::WorkingDir,
 };
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Executor};
@@ -114,7 +118,13 @@ async fn load(runtime: &WasmRuntime, name: &str, consumer: &TestConsumer) -> Arc
     let limits = consumer.policy.limits.clone();
     Arc::new(runtime.handler(
         &loaded,
-        HandlerSettings { version: 1, limits, config: Vec::new(), random_key: [1; 32] },
+        HandlerSettings {
+            version: 1,
+            limits,
+            config: Vec::new(),
+            random_key: [1; 32],
+            may_emit: true,
+        },
     ))
 }
 
@@ -555,4 +565,151 @@ async fn every_github_webhook_has_its_effect_once() {
         );
     }
     fixture.inbox.finish().await;
+}
+
+/// What could go wrong: an order is confirmed twice or under another id, its reminder is sent
+/// although it is paid, or an order that is refused tells anyone. S1-039.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_is_confirmed_and_its_reminder_is_withdrawn_when_it_is_paid() {
+    let schema = include_str!("../../../guest-examples/order-events/schema.sql");
+    let mut fixture = ExampleFixture::new(schema, &[("*", "order-events")]).await;
+    let limits = json!({ "destinations_allowed": ["kafka:order-events", "inbox:orders"] });
+    let limits = limits.as_object().unwrap();
+    let tenants = fixture.inbox.admin.tenants();
+    fixture.consumer.tenant = tenants.set_limits("acme", limits).await.unwrap();
+    let of = |offset, id: &str, what: &str, order: &str| {
+        let payload = json!({ "order_id": order, "amount": 250 }).to_string();
+        event(offset, id, &format!("order.{what}"), &payload)
+    };
+    let log = [
+        of(0, "m-1", "placed", "o-1"),
+        of(1, "m-2", "placed", "o-2"),
+        of(2, "m-3", "paid", "o-1"),
+        of(3, "m-4", "paid", "o-9"),
+    ];
+    fixture.deliver_twice(&log).await;
+    fixture.check("m-1", "completed", None, None).await;
+    fixture.check("m-4", "failed_terminal", Some("reject"), None).await;
+    let rows = outgoing(&fixture.inbox).await;
+    let sent: Vec<_> = rows
+        .iter()
+        .map(|row| (row.message_id.as_str(), row.destination.as_str(), row.status.as_str()))
+        .collect();
+    assert_eq!(
+        sent,
+        [
+            ("m-1", "kafka:order-events", "received"),
+            ("m-1", "inbox:orders", "cancelled"),
+            ("m-2", "kafka:order-events", "received"),
+            ("m-2", "inbox:orders", "received"),
+        ]
+    );
+    for row in &rows {
+        let ordinal = u32::try_from(row.ordinal).unwrap();
+        // S1-039.
+        assert_eq!(row.id, derived_id("acme", "orders", &row.message_id, ordinal));
+        let order = if row.message_id == "m-1" { "o-1" } else { "o-2" };
+        assert_eq!(row.key.as_deref(), Some(order.as_bytes()));
+        let (event_type, payload, due_after_ms) = match ordinal {
+            0 => ("order.confirmed", json!({ "order_id": order, "amount": 250 }), 0),
+            _ => ("order.reminder", json!({ "order_id": order }), 3_600_000),
+        };
+        assert_eq!((row.event_type.as_str(), row.due_after_ms), (event_type, due_after_ms));
+        let found: Value = serde_json::from_slice(row.payload.as_deref().unwrap()).unwrap();
+        assert_eq!(found, payload);
+    }
+    fixture.inbox.finish().await;
+}
+
+/// What could go wrong: an order ends twice, keeps units that are given up, or is paid back twice or
+/// never, as its answer and its timer come in one order or in the other. S3-021, S1-054.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_and_a_timer_end_an_order_once_in_either_order() {
+    let schema = concat!(
+        include_str!("../../../guest-examples/order-saga/schema.sql"),
+        include_str!("../../../guest-examples/order-saga/rows.sql")
+    );
+    let mut fixture = ExampleFixture::new(schema, &[("*", "order-saga")]).await;
+    let limits = json!({ "destinations_allowed": ["http:pay", "inbox:orders", "kafka:shipments"] });
+    let tenants = fixture.inbox.admin.tenants();
+    let limits = limits.as_object().unwrap();
+    fixture.consumer.tenant = tenants.set_limits("acme", limits).await.unwrap();
+    let file = include_str!("../../../guest-examples/order-saga/messages.jsonl");
+    let log: Vec<_> = (0..)
+        .zip(file.lines())
+        .map(|(offset, line)| {
+            let message: Value = serde_json::from_str(line).unwrap();
+            let text = |member: &str| message[member].as_str().unwrap().to_owned();
+            event(offset, &text("id"), &text("event_type"), &message["payload"].to_string())
+        })
+        .collect();
+    fixture.deliver_twice(&log).await;
+    let states = fixture.rows("SELECT order_id, state FROM orders ORDER BY 1").await;
+    let ends = ["charged", "voided", "refused", "rejected"];
+    let expected: Vec<_> = (1..)
+        .zip(ends)
+        .map(|(number, state)| json!({ "order_id": format!("o-{number}"), "state": state }))
+        .collect();
+    // S3-021, S1-054.
+    assert_eq!(states, expected);
+    // Only the order that is charged keeps its 3 units.
+    assert_eq!(fixture.rows("SELECT units FROM stock").await, [json!({ "units": 7 })]);
+    let rows = outgoing(&fixture.inbox).await;
+    let sent: Vec<_> = rows
+        .iter()
+        .map(|row| (row.message_id.as_str(), row.event_type.as_str(), row.status.as_str()))
+        .collect();
+    assert_eq!(
+        sent,
+        [
+            ("m-1", "order.charge", "received"),
+            ("m-1", "order.payment_timed_out", "cancelled"),
+            ("m-2", "order.charge", "cancelled"),
+            ("m-2", "order.payment_timed_out", "received"),
+            ("m-3", "order.charge", "received"),
+            ("m-3", "order.payment_timed_out", "cancelled"),
+            ("a-1", "order.ship", "received"),
+            ("a-2", "order.void", "received"),
+        ]
+    );
+    fixture.inbox.finish().await;
+}
+
+/// What could go wrong: a crash around a reply or a timer of a saga loses what it does or does it
+/// twice, or `verify` does not try it. S3-021, S1-054.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_saga_is_verified_with_its_replies_and_timers() {
+    let folder = WorkingDir::new().unwrap();
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest-examples/order-saga");
+    let path = |path: PathBuf| path.canonicalize().unwrap().to_str().unwrap().to_owned();
+    let component = path(components().join("order-saga.wasm"));
+    let [messages, schema, rows] =
+        ["messages.jsonl", "schema.sql", "rows.sql"].map(|name| path(example.join(name)));
+    let files = ["--message", &messages, "--schema", &schema, "--schema", &rows];
+    let arguments = [&["verify", &component, "--json"], &files[..]].concat();
+    let said = folder.run(&arguments, "").await.unwrap();
+    assert_eq!(said.code, Some(0), "{}{}", said.stderr, said.stdout);
+    let report = said.json().unwrap();
+    let windows = report["windows"].as_array().unwrap();
+    for name in [
+        "killed before the outgoing messages are written",
+        "reply: killed after the lease",
+        "reply: killed after COMMIT",
+        "timer: killed after the lease",
+        "timer: killed after COMMIT",
+    ] {
+        let window = windows.iter().find(|window| window["window"] == name);
+        let window = window.unwrap_or_else(|| panic!("no `{name}` in {windows:#?}"));
+        // S3-021, S1-054.
+        assert_eq!((&window["verdict"], &window["killed"]), (&json!("once"), &json!(1)));
+    }
+    // Which of a reply and a timer comes first decides how an order ends. Nothing else matters.
+    let odd: Vec<_> = windows
+        .iter()
+        .filter(|window| {
+            !window["window"].as_str().unwrap().starts_with("in another order")
+                && !["once", "changes nothing"].contains(&window["verdict"].as_str().unwrap())
+        })
+        .collect();
+    assert!(odd.is_empty(), "{odd:#?}");
 }

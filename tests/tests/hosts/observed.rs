@@ -2,7 +2,7 @@
 //! evaluated on what a host measures.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -10,9 +10,10 @@ use std::{
     time::Duration,
 };
 
+use oncebox_control::{ReplayFilter, ReplayStart};
 use oncebox_model::record::Record;
 use oncebox_tests::{
-    host::{DEADLINE, HostFixture, HostProcess},
+    host::{DEADLINE, HostFixture, HostProcess, Options},
     inbox::{Guest, InboxFixture, deliver, record, step},
     load::{Load, Work},
     services::target_dir,
@@ -241,20 +242,47 @@ impl Watch {
         fs::create_dir_all(&folder).unwrap();
         let path = folder.join(format!("{name}-rules.json"));
         fs::write(&path, serde_json::to_vec_pretty(&file).unwrap()).unwrap();
-        let output = Command::new("promtool").args(["test", "rules"]).arg(&path).output();
-        let output = output.expect("`promtool` is missing; run `scripts/install.sh tests`");
-        let said = [output.stdout, output.stderr].concat();
-        assert!(
-            output.status.success(),
-            "`{}`: {}",
-            path.display(),
-            String::from_utf8_lossy(&said)
-        );
+        evaluate(&path);
     }
+}
+
+/// Runs a file of tests of the rules.
+fn evaluate(path: &Path) {
+    let output = Command::new("promtool").args(["test", "rules"]).arg(path).output();
+    let output = output.expect("`promtool` is missing; run `scripts/install.sh tests`");
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    assert!(output.status.success(), "`{}`: {said}", path.display());
 }
 
 fn rules() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/alerts.yml").canonicalize().unwrap()
+}
+
+/// The names of the rules in a file of them.
+fn names(text: &str) -> BTreeSet<&str> {
+    text.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect()
+}
+
+/// What could go wrong: a rule does not fire where it should, fires where it should not, or says too
+/// late that all is well; what it tells an operator names another consumer; or a rule has no test.
+/// S1-058, S1-092, S1-098, S1-100.
+#[test]
+fn every_rule_fires_in_a_test_and_rests_in_one() {
+    let tests = rules().with_file_name("alerts_test.yml");
+    // S1-058, S1-092, S1-098, S1-100.
+    evaluate(&tests);
+    let (tests, rules) = (fs::read_to_string(tests).unwrap(), fs::read_to_string(rules()).unwrap());
+    let lines: Vec<_> = tests.lines().map(str::trim).collect();
+    let (mut fires, mut rests) = (BTreeSet::new(), BTreeSet::new());
+    for pair in lines.windows(2) {
+        if let Some(name) = pair[0].strip_prefix("alertname: ") {
+            let found = if pair[1] == "exp_alerts: []" { &mut rests } else { &mut fires };
+            found.insert(name);
+        }
+    }
+    assert_eq!(fires, names(&rules), "each rule has a test in which it fires");
+    assert_eq!(rests, names(&rules), "each rule has a test in which it does not");
 }
 
 /// What could go wrong: an alert never fires, for an expression that is empty or a label that is
@@ -318,8 +346,7 @@ async fn the_rules_fire_on_what_a_host_measures_and_end_with_it() {
         })
     };
     let text = fs::read_to_string(rules()).unwrap();
-    let names: Vec<_> =
-        text.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    let names = names(&text);
     assert!(names.contains(&"OnceboxInbox") && names.len() >= 7, "{names:?}");
     for phase in 0..watch.phases.len() {
         for name in &names {
@@ -333,6 +360,60 @@ async fn the_rules_fire_on_what_a_host_measures_and_end_with_it() {
     }
     // S0-041, S0-050, S1-095, S1-097, S2-014.
     watch.check(&tenant);
+    host.stop().await.unwrap();
+}
+
+/// What could go wrong: nobody is told that messages of a consumer with effects outside are
+/// replayed, or the alert goes on when that is over, or fires for a replay that is none of those.
+/// S1-100.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rule_fires_while_a_consumer_with_outside_effects_is_replayed() {
+    const KIND: &str = r#"UPDATE oncebox.consumer SET policy = jsonb_set(policy, '{replay,kind}', '"workflow"'), policy_revision = revision + 1, revision = revision + 1 WHERE consumer_id = {consumer}"#;
+    const RUNS: &str = "SELECT count(*) FROM oncebox.host_consumer c JOIN oncebox.consumer o USING \
+        (consumer_id) WHERE c.run_revision = o.revision AND c.run_state IN ('running', 'idle')";
+    const DONE: &str = "SELECT count(*) FROM oncebox.replay WHERE state = 'done'";
+    let policy = "payload = 'all'\nreplay = { kind = 'projection' }";
+    let fixture = HostFixture::with(Options { policy, ..Options::default() }).await.unwrap();
+    let tenant = fixture.tenant.name.clone();
+    let host = fixture.start_ready("a", &[]).await.unwrap();
+    fixture.send(&Load::of([Work::Sleeps(1_000), Work::Sleeps(1_000)])).await.unwrap();
+    fixture.wait_settled().await.unwrap();
+    let mut watch = Watch { phases: vec![scrape(&host).await], expected: Vec::new() };
+    for (done, kind) in (1..).zip(["projection", "workflow"]) {
+        if kind == "workflow" {
+            fixture.execute(KIND).await.unwrap();
+            fixture.until(RUNS, 1).await.unwrap();
+        }
+        let replays = fixture.admin.replays();
+        let plan = replays.plan(&tenant, "payments", &ReplayFilter::default()).await.unwrap();
+        let start = ReplayStart {
+            token: plan.token,
+            reason: "a test".to_owned(),
+            effects_suppressed: true,
+            ..ReplayStart::default()
+        };
+        replays.start(&tenant, "payments", &start).await.unwrap();
+        let label = format!("kind=\"{kind}\"");
+        host.until_metric("oncebox_replay_running", &[&label], 1.0).await.unwrap();
+        watch.phases.push(scrape(&host).await);
+        fixture.until(DONE, done).await.unwrap();
+        host.until_metric("oncebox_replay_running", &[&label], 0.0).await.unwrap();
+        watch.phases.push(scrape(&host).await);
+    }
+    let fires = json!({
+        "exp_labels": { "tenant": tenant, "consumer": "payments", "kind": "workflow" },
+        "exp_annotations": {
+            "summary": format!("{tenant}/payments: its messages are replayed, and it is there for \
+                effects outside (workflow); what it emits is not sent, what its statements write is"),
+            "runbook": format!("oncebox replay list --tenant {tenant} --consumer payments"),
+        },
+    });
+    for phase in 0..watch.phases.len() {
+        let alerts: &[Value] = if phase == 3 { std::slice::from_ref(&fires) } else { &[] };
+        watch.expects(phase, "OnceboxReplayOfEffects", alerts);
+    }
+    // S1-100.
+    watch.check(&format!("{tenant}-replay"));
     host.stop().await.unwrap();
 }
 

@@ -12,7 +12,7 @@ use std::{
 
 use oncebox_inbox::{ConsumerInbox, PartitionInbox, SessionSettings, retry};
 use oncebox_model::{
-    InboxError,
+    InboxError, Output,
     handler::Handler,
     outcome::{Failure, FailureKind},
     record::Record,
@@ -59,7 +59,7 @@ impl Switch {
                         '{}', 1, {version})",
                     run.consumer, run.message.id
                 );
-                execute(tx, &sql).await.map(|_| None)
+                execute(tx, &sql).await.map(|_| Output::default())
             })
         })
     }

@@ -9,7 +9,7 @@ use std::sync::{
 use oncebox_control::{Action, BulkAction, Filter, Tenant};
 use oncebox_inbox::SessionSettings;
 use oncebox_model::{
-    MessageStatus,
+    MessageStatus, Output,
     outcome::{Failure, FailureKind},
     record::Record,
 };
@@ -429,7 +429,7 @@ async fn contention_under_a_handlers_savepoint_is_nobodys() {
                 tx.recovered().await;
                 return Err(Failure::new(FailureKind::Other, "gave up"));
             }
-            Ok(None)
+            Ok(Output::default())
         })
     });
     let settings = SessionSettings { lock_timeout_ms: 100, ..SessionSettings::default() };
@@ -883,7 +883,7 @@ async fn a_payload_that_is_not_valid_never_reaches_a_handler() {
                         '{}', 1, 1)",
                     run.consumer, run.message.id
                 );
-                execute(tx, &sql).await.map(|_| None)
+                execute(tx, &sql).await.map(|_| Output::default())
             })
         });
         let host =

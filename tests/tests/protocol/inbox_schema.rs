@@ -5,7 +5,7 @@ use futures::future::join_all;
 use oncebox_control::{Cursor, Filter, HostLimits, Severity, schema};
 use oncebox_model::{MessageStatus, record::Record};
 use oncebox_tests::inbox::{Guest, InboxFixture, deliver, drive, record, records, step, take};
-use sqlx::AssertSqlSafe;
+use sqlx::{AssertSqlSafe, PgConnection};
 
 /// What could go wrong: a tool or a person looks for a column that one of the sources promises.
 /// S0-011, S1-023, S2-001, S2-003, S3-003, S4-006, S4-007, S1-022, S1-070.
@@ -298,6 +298,11 @@ async fn every_list_is_answered_from_an_index_or_asks_for_less() {
 /// Pages that a list reads, and its plan.
 async fn pages_read(fixture: &InboxFixture, filter: &Filter) -> (u64, String) {
     let plan = fixture.admin.messages().inbox_list_plan(filter).await.unwrap();
+    (shared_pages(&plan), plan.join("\n"))
+}
+
+/// Pages that a statement read, by its plan.
+fn shared_pages(plan: &[String]) -> u64 {
     let all = plan
         .iter()
         .find_map(|line| line.trim().strip_prefix("Buffers: shared "))
@@ -306,10 +311,7 @@ async fn pages_read(fixture: &InboxFixture, filter: &Filter) -> (u64, String) {
         .split_whitespace()
         .filter_map(|word| word.split_once('='))
         .filter(|(what, _)| matches!(*what, "hit" | "read"));
-    (
-        counts.map(|(_, count)| count.trim_end_matches(',').parse::<u64>().unwrap()).sum(),
-        plan.join("\n"),
-    )
+    counts.map(|(_, count)| count.trim_end_matches(',').parse::<u64>().unwrap()).sum()
 }
 
 /// As a lease looks for what is due: the head of an index, not a sort of everything that waits.
@@ -585,6 +587,90 @@ async fn a_claim_touches_a_few_pages_however_full_a_new_partition_is() {
     }
     // S0-020.
     assert!(full < empty + 60, "three messages cost {full} pages among 20,000, {empty} among none");
+    fixture.execute("DELETE FROM oncebox.inbox").await;
+    fixture.finish().await;
+}
+
+/// Pages that a page of a replay of a hundred messages reads, on a session that has its plan, and
+/// how many messages it has.
+async fn page_of_replay(
+    connection: &mut PgConnection,
+    consumer_id: i32,
+    after: &str,
+    more: &str,
+) -> (u64, i64) {
+    let call = format!(
+        "oncebox.page_of_replay({consumer_id}, 1::smallint, {after}, '', now() + interval '1 day', \
+            {more}, 100)"
+    );
+    let explain = format!("EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) SELECT * FROM {call}");
+    let mut pages = u64::MAX;
+    // The first call makes the plan, and an automatic ANALYZE has it made again.
+    for _ in 0..3 {
+        let explain = sqlx::query_scalar(AssertSqlSafe(explain.clone()));
+        let plan: Vec<String> = explain.fetch_all(&mut *connection).await.unwrap();
+        assert!(plan[0].contains("Function Scan"), "{plan:?}");
+        pages = pages.min(shared_pages(&plan));
+    }
+    let count = format!("SELECT coalesce(cardinality(ids), 0)::bigint FROM {call}");
+    let count = sqlx::query_scalar(AssertSqlSafe(count)).fetch_one(connection).await.unwrap();
+    (pages, count)
+}
+
+/// What could go wrong: a page of a replay reads, or sorts, all messages that completed, and the
+/// more the fewer of them the filter leaves; or its plan is made while the inbox is empty, and is
+/// kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_a_replay_reads_as_many_rows_as_it_may_have() {
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let of_us = consumer.row.consumer_id;
+    let other = fixture.consumer(&consumer.tenant, "other", "").await;
+    // Half of them completed when they came, the others a minute later.
+    let rows = |consumer_id: i32, ids: &str, status: &str| {
+        format!(
+            "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, \
+                partition, \"offset\", record_timestamp_ms, status, reason, attempts, \
+                received_at, processed_at, event_type, headers) \
+             SELECT {consumer_id}, '{ids}' || n, 1, oncebox.bucket_at(1::smallint, now()), 't', 0, \
+             n, 0, '{status}', 'park', 1, now() - n * interval '1 second', \
+             now() - n * interval '1 second' + n % 2 * interval '1 minute', \
+             CASE n WHEN 29000 THEN 'rare' ELSE 't' END, ''::bytea FROM generate_series(1, 30000) n"
+        )
+    };
+    let mut early = fixture.pool.acquire().await.unwrap();
+    // All that there is; far behind; a type that none has on this page; ids.
+    let asked = [
+        ("'epoch'", "NULL, NULL", 1..=200),
+        ("now() - interval '4 hours'", "NULL, NULL", 1..=200),
+        ("now() - interval '2 hours'", "'rare', NULL", 0..=0),
+        ("'epoch'", "NULL, '{completed1,completed2,parked1}'", 2..=2),
+    ];
+    for (after, more, _) in &asked {
+        assert_eq!(page_of_replay(&mut early, of_us, after, more).await.1, 0);
+    }
+    fixture.execute(rows(of_us, "completed", "completed")).await;
+    fixture.execute(rows(of_us, "parked", "parked")).await;
+    fixture.execute(rows(other.row.consumer_id, "other", "completed")).await;
+    for is_analyzed in [false, true] {
+        if is_analyzed {
+            fixture.execute("VACUUM ANALYZE").await;
+        }
+        let mut fresh = fixture.pool.acquire().await.unwrap();
+        for connection in [&mut early, &mut fresh] {
+            for (after, more, expected) in &asked {
+                let (pages, count) = page_of_replay(connection, of_us, after, more).await;
+                println!("{after} {more}: {pages} pages, {count} messages");
+                assert!(expected.contains(&count), "{after} {more}: {count} messages");
+                assert!(pages < 1_000, "{after} {more}: {pages} pages, analyzed: {is_analyzed}");
+            }
+        }
+    }
+    // It is the index that does it.
+    fixture.execute("DROP INDEX oncebox.inbox_completed_late").await;
+    let (pages, _) = page_of_replay(&mut early, of_us, "'epoch'", "NULL, NULL").await;
+    assert!(pages > 1_000, "without the index it would read {pages} pages");
+    drop(early);
     fixture.execute("DELETE FROM oncebox.inbox").await;
     fixture.finish().await;
 }

@@ -13,6 +13,7 @@ use std::{
 use oncebox_control::{Action, BulkAction, Filter};
 use oncebox_inbox::SessionSettings;
 use oncebox_model::{
+    Output,
     handler::Handler,
     outcome::{Failure, FailureKind},
     policy::{Collision, Policy, RowForm},
@@ -264,11 +265,11 @@ fn watching(watched: &Arc<Watched>) -> Arc<dyn Handler> {
             given.entry(id).or_default().push(format!("{message:?}"));
             let payload = String::from_utf8_lossy(message.body().unwrap_or_default());
             let kind = match payload.as_ref() {
-                _ if watched.is_mended.load(Ordering::Relaxed) => return Ok(None),
+                _ if watched.is_mended.load(Ordering::Relaxed) => return Ok(Output::default()),
                 "retry" => FailureKind::Retry { delay: Some(Duration::ZERO) },
                 "reject" => FailureKind::Reject,
                 "park" => FailureKind::Park,
-                _ => return Ok(None),
+                _ => return Ok(Output::default()),
             };
             Err(Failure::new(kind, "a test"))
         })

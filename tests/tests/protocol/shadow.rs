@@ -883,6 +883,7 @@ impl Components {
                 limits: fixture.consumer.policy.limits.clone(),
                 config: Vec::new(),
                 random_key: [7; 32],
+                may_emit: false,
             };
             let handler: Arc<dyn Handler> =
                 Arc::new(runtime.handler(&runtime.load(&bytes).await.unwrap(), settings));

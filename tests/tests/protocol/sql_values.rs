@@ -4,6 +4,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use oncebox_model::{
+    Outbox,
     handler::{DeliveryKind, Handler, Run},
     message::Message,
     outcome::{Failure, FailureKind},
@@ -873,6 +874,7 @@ async fn interpreter() -> Result<ComponentHandler> {
         limits: Limits::default(),
         config: vec![],
         random_key: [0; 32],
+        may_emit: false,
     };
     Ok(runtime.handler(&component, settings))
 }
@@ -918,8 +920,9 @@ async fn interpret(
         attempt: 1,
         kind: DeliveryKind::Live,
         deadline,
+        outbox: &Outbox::closed(),
     };
-    handler.handle(tx, &run).await
+    handler.handle(tx, &run).await.map(|output| output.result)
 }
 
 #[tokio::test]

@@ -111,7 +111,13 @@ impl IsolationFixture {
         let limits: Limits = self.consumer.policy.limits.clone();
         Arc::new(self.runtime.handler(
             &loaded,
-            HandlerSettings { version: 1, limits, config: Vec::new(), random_key: [1; 32] },
+            HandlerSettings {
+                version: 1,
+                limits,
+                config: Vec::new(),
+                random_key: [1; 32],
+                may_emit: false,
+            },
         ))
     }
 

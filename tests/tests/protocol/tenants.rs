@@ -591,6 +591,10 @@ async fn left_of(fixture: &InboxFixture, consumer: &TestConsumer) {
             ),
         ),
         (
+            "endpoints",
+            format!("SELECT count(*) FROM oncebox.endpoint WHERE tenant_id = {}", tenant.tenant_id),
+        ),
+        (
             "stores",
             format!(
                 "SELECT count(*) FROM oncebox.tenant_store WHERE tenant_id = {}",

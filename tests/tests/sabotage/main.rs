@@ -19,17 +19,19 @@ use chrono::{DateTime, Utc};
 use futures::{FutureExt, future::LocalBoxFuture};
 use oncebox_control::{
     Action, ArchiveOptions, ArchiveStore, BulkAction, DeploymentRole, Edit, ErasureRequest,
-    ErasureTarget, FetchLimits, Filter, NewDeployment, NewTenantStore, Stores,
+    ErasureTarget, FetchLimits, Filter, NewDeployment, NewEndpoint, NewTenantStore, ReplayFilter,
+    ReplayStart, Stores,
 };
 use oncebox_inbox::{
     Admission, AdmissionRequest, Budget, Class, HostBounds, Scheduler, SessionSettings, Sessions,
     retry::{self, poller::release_unblocked},
 };
 use oncebox_model::{
-    InboxError, Shadow,
+    InboxError, Output, Shadow,
     hooks::{self, switch_sabotage},
     message::Message,
     outcome::{Failure, FailureKind},
+    outgoing::AnswerMode,
     record::Record,
 };
 use oncebox_tests::{
@@ -44,7 +46,14 @@ use oncebox_tests::{
     },
     load::{Load, Work},
     lookup3::Forger,
+    outgoing::{
+        CancelTransaction, StepRelay, age_outgoing, caused_by, check_emitted, emitting,
+        emitting_host,
+    },
+    provider::{Behaviour, Provider, Reply},
     proxy::Proxy,
+    relay::TestRelay,
+    replay::{self, PROJECTION, reset},
     s3::{ACCESS_KEY_ID, BUCKET, S3Server, SECRET_ACCESS_KEY},
     temp_dir::TempDir,
 };
@@ -84,6 +93,7 @@ const PASSED: &str = "a message passed one of its key that was not done";
 const FORGOTTEN: &str = "a message waits for nothing";
 const HOST_HELD_UP: &str = "the host is held up by a tenant's locks";
 const REFUSED: &str = "a kept place is refused";
+const EMITTED_OTHERS: &str = "outgoing messages are not those of the completed messages";
 const NOT_WHAT_CAME: &str = "a redriven message is not what came";
 
 static DEFECTS: &[Defect] = &[
@@ -551,6 +561,150 @@ static DEFECTS: &[Defect] = &[
             "WHERE false",
         )]),
     },
+    // Replays
+    Defect {
+        name: "replay_sends",
+        scenario: "a replay of messages that emit",
+        sees: "a replay sent a message",
+        made: Made::Switch,
+    },
+    Defect {
+        name: "replay_cursor_outside",
+        scenario: "a replay whose commit is lost",
+        sees: ODD,
+        made: Made::Switch,
+    },
+    Defect {
+        name: "replay_step_unchecked",
+        scenario: "a replay that two hosts have",
+        sees: ODD,
+        made: Made::Functions(&[
+            ("begin_replayed", "AND r.epoch = p_epoch AND r.step = p_step", ""),
+            ("complete_replayed", "AND r.epoch = p_epoch AND r.step = p_step", ""),
+        ]),
+    },
+    Defect {
+        name: "replay_kind_ignored",
+        scenario: "a replay against its kind",
+        sees: "a replay began against its kind",
+        made: Made::Switch,
+    },
+    Defect {
+        name: "replay_key_unlocked",
+        scenario: "a replay beside a message of its key",
+        sees: PASSED,
+        made: Made::Functions(&[(
+            "begin_replayed",
+            "AND NOT pg_try_advisory_xact_lock(-p_consumer, (v_hash >> 32)::int)",
+            "AND false",
+        )]),
+    },
+    // Outgoing messages
+    Defect {
+        name: "outgoing_ids_random",
+        scenario: "messages that emit",
+        sees: EMITTED_OTHERS,
+        made: Made::Switch,
+    },
+    Defect {
+        name: "outgoing_id_of_its_row",
+        scenario: "messages that emit",
+        sees: EMITTED_OTHERS,
+        made: Made::Functions(&[(
+            "insert_outgoing",
+            "u.id, u.destination,",
+            "gen_random_uuid()::text, u.destination,",
+        )]),
+    },
+    Defect {
+        name: "outgoing_cancel_outside",
+        scenario: "a cancel of a message that fails",
+        sees: "a cancel was not undone",
+        made: Made::Switch,
+    },
+    Defect {
+        name: "cancel_without_row_lock",
+        scenario: "a cancel beside a relay",
+        sees: "a message is cancelled and sent",
+        made: Made::Functions(&[
+            ("cancel_outgoing", "FOR UPDATE SKIP LOCKED LOOP", "LOOP"),
+            (
+                "cancel_outgoing",
+                "next_attempt_at = NULL, settled_at",
+                "next_attempt_at = NULL, locked_until = NULL, settled_at",
+            ),
+        ]),
+    },
+    Defect {
+        name: "outgoing_epoch_unchecked",
+        scenario: "a relay whose lease ran out",
+        sees: "a stale lease confirmed a message",
+        made: Made::Functions(&[("mark_outgoing", " AND o.epoch = s.epoch", "")]),
+    },
+    Defect {
+        name: "earlier_outgoing_unseen",
+        scenario: "a lane with a message under way",
+        sees: PASSED,
+        made: Made::Functions(&[(
+            "has_earlier_outgoing",
+            "(e.due_at < p_due_at OR e.position < p_position)",
+            "e.due_at < p_due_at",
+        )]),
+    },
+    Defect {
+        name: "moved_outgoing_dropped",
+        scenario: "a removal of outgoing messages",
+        sees: LOST,
+        made: Made::Statements(
+            "CREATE FUNCTION public.forget() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN \
+                NULL; END $$; \
+            CREATE TRIGGER forget BEFORE INSERT ON oncebox.outgoing FOR EACH ROW WHEN (NEW.bucket \
+                > now() - interval '2 days' AND NEW.created_at < now() - interval '2 days') \
+                EXECUTE FUNCTION public.forget()",
+        ),
+    },
+    Defect {
+        name: "outgoing_lane_ignored",
+        scenario: "a parked message of a lane",
+        sees: PASSED,
+        made: Made::Switch,
+    },
+    Defect {
+        name: "outgoing_sent_without_lease",
+        scenario: "an endpoint that does not answer",
+        sees: "a message is sent twice",
+        made: Made::Switch,
+    },
+    Defect {
+        name: "outgoing_marked_before_confirm",
+        scenario: "an inbox that is fed",
+        sees: LOST,
+        made: Made::Switch,
+    },
+    Defect {
+        name: "addresses_unjudged",
+        scenario: "an endpoint on this machine",
+        sees: "a private address is reached",
+        made: Made::Switch,
+    },
+    Defect {
+        name: "answer_apart_from_its_mark",
+        scenario: "an answer that the inbox refuses once",
+        sees: LOST,
+        made: Made::Functions(&[
+            (
+                "deliver_outgoing",
+                "INSERT INTO oncebox.inbox (consumer_id,",
+                "BEGIN INSERT INTO oncebox.inbox (consumer_id,",
+            ),
+            (
+                "deliver_outgoing",
+                "ON CONFLICT DO NOTHING;",
+                "ON CONFLICT DO NOTHING; EXCEPTION WHEN OTHERS THEN RETURN QUERY SELECT 'new', \
+                    delay_s; RETURN; END;",
+            ),
+        ]),
+    },
     // Connections
     Defect {
         name: "strangers_keep_their_places",
@@ -784,6 +938,24 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("a message that waits for nothing", |defect| waits_for_nothing(defect).map(Ok).boxed_local()),
     ("versions out of order", |defect| versions_out_of_order(defect).map(Ok).boxed_local()),
     ("a version that is given up", |defect| version_given_up(defect).map(Ok).boxed_local()),
+    ("a replay of messages that emit", |defect| replayed_emits(defect).map(Ok).boxed_local()),
+    ("a replay whose commit is lost", |defect| replay_lost(defect).map(Ok).boxed_local()),
+    ("a replay that two hosts have", |defect| replay_of_two(defect).map(Ok).boxed_local()),
+    ("a replay against its kind", |defect| replay_of_commands(defect).map(Ok).boxed_local()),
+    ("a replay beside a message of its key", |defect| replay_of_key(defect).map(Ok).boxed_local()),
+    ("messages that emit", |defect| emissions(defect).map(Ok).boxed_local()),
+    ("a cancel of a message that fails", |defect| failing_cancel(defect).map(Ok).boxed_local()),
+    ("a cancel beside a relay", |defect| cancel_beside_a_relay(defect).map(Ok).boxed_local()),
+    ("a relay whose lease ran out", |defect| stale_relay(defect).map(Ok).boxed_local()),
+    ("a lane with a message under way", |defect| lane_under_way(defect).map(Ok).boxed_local()),
+    ("a removal of outgoing messages", |defect| removed_outgoing(defect).map(Ok).boxed_local()),
+    ("a parked message of a lane", |defect| parked_of_a_lane(defect).map(Ok).boxed_local()),
+    ("an inbox that is fed", |defect| fed_inbox(defect).map(Ok).boxed_local()),
+    ("an endpoint that does not answer", |defect| silent_endpoint(defect).map(Ok).boxed_local()),
+    ("an endpoint on this machine", |defect| private_endpoint(defect).map(Ok).boxed_local()),
+    ("an answer that the inbox refuses once", |defect| {
+        refused_answer(defect).map(Ok).boxed_local()
+    }),
     ("a connection that is used often", |defect| used_often(defect).map(Ok).boxed_local()),
     ("messages that a breaker holds back", |defect| held_back(defect).map(Ok).boxed_local()),
     ("a tenant that did much", |defect| did_much(defect).map(Ok).boxed_local()),
@@ -1013,6 +1185,10 @@ async fn change(fixture: &InboxFixture, function: &str, from: &str, to: &str) {
         "erase",
         "next_of_key",
         "version_of",
+        "insert_outgoing",
+        "mark_outgoing",
+        "deliver_outgoing",
+        "has_earlier_outgoing",
     ]
     .contains(&function)
     {
@@ -1237,7 +1413,7 @@ async fn lost_claim(defect: Option<&Defect>) {
                 execute(tx, "ROLLBACK").await?;
                 execute(tx, "BEGIN READ WRITE").await?;
             }
-            Ok(None)
+            Ok(Output::default())
         })
     });
     let host = fixture.host_with(&consumer, PlainHandlers::of(handler), &Default::default());
@@ -1548,7 +1724,7 @@ async fn kills_its_session(defect: Option<&Defect>) {
                 .execute(&pool)
                 .await
                 .unwrap();
-            execute(tx, "SELECT 1").await.map(|_| None)
+            execute(tx, "SELECT 1").await.map(|_| Output::default())
         })
     });
     let host = fixture.host_with(&consumer, PlainHandlers::of(deadly), &Default::default());
@@ -1736,7 +1912,7 @@ async fn killer_in_a_batch(defect: Option<&Defect>) {
                 ),
             )
             .await
-            .map(|_| None)
+            .map(|_| Output::default())
         })
     });
     let host = fixture.host_with(&consumer, PlainHandlers::of(deadly), &Default::default());
@@ -2181,6 +2357,377 @@ async fn end_together() {
     held.truncate(1);
     let next: Vec<_> = (0..6).filter_map(|_| scheduler.admit(asked(SLOW)).now_or_never()).collect();
     assert!((1..=2).contains(&next.len()), "slow transactions begin together: {} of 6", next.len());
+}
+
+// Outgoing messages ---------------------------------------------------------------------------
+
+/// Place that every outgoing message of these scenarios goes to.
+const TO: &str = "kafka:orders.out";
+
+/// Messages of which some run a second time emit.
+async fn emissions(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "retry = { backoff_min_ms = 1, backoff_max_ms = 1 }").await;
+    let host = emitting_host(&fixture, &consumer);
+    let emit = format!("emit {TO} key=k");
+    let log = [
+        emitting(0, "a", &[&emit, &emit]),
+        emitting(1, "b", &[&emit, "before 2 other"]),
+        emitting(2, "c", &[&emit, "reject"]),
+    ];
+    deliver(&host, &log).await;
+    fixture.retry_until_settled(&host).await;
+    check_emitted(&fixture, &consumer, &log).await;
+    fixture.finish().await;
+}
+
+/// A message withdraws what another one emitted, and fails.
+async fn failing_cancel(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    let host = emitting_host(&fixture, &consumer);
+    let emit = format!("emit {TO} token=t after=3600000");
+    deliver(&host, &[emitting(0, "a", &[&emit])]).await;
+    bounded(deliver(&host, &[emitting(1, "b", &["cancel t", "reject"])])).await;
+    let status = caused_by(&fixture, "a").await.status;
+    assert_eq!(status, "received", "a cancel was not undone");
+    fixture.finish().await;
+}
+
+/// A relay has leased a message, and has not committed that yet, when its consumer cancels it.
+async fn cancel_beside_a_relay(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    let emit = format!("emit {TO} token=t");
+    deliver(&emitting_host(&fixture, &consumer), &[emitting(0, "a", &[&emit])]).await;
+    let lease = StepRelay::new(&fixture, "relay", &[&consumer]).lease_statement(TO, 10);
+    let mut relay = fixture.pool.begin().await.unwrap();
+    let leased = sqlx::query(AssertSqlSafe(lease)).execute(&mut *relay).await.unwrap();
+    assert_eq!(leased.rows_affected(), 1);
+    let mut cancelling = CancelTransaction::begin(&fixture, &consumer).await;
+    let cancelling = tokio::spawn(async move {
+        let is_cancelled = cancelling.cancel("t").await;
+        cancelling.commit().await;
+        is_cancelled
+    });
+    // Time to answer, or to wait for the row.
+    let _ = timeout(Duration::from_millis(300), async {
+        while !cancelling.is_finished() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    relay.commit().await.unwrap();
+    let is_cancelled = bounded(cancelling).await.unwrap().unwrap();
+    let status = caused_by(&fixture, "a").await.status;
+    assert_eq!(
+        (is_cancelled, status.as_str()),
+        (false, "in_progress"),
+        "a message is cancelled and sent"
+    );
+    fixture.finish().await;
+}
+
+/// The lease of a relay runs out, another relay has the message, and the first one reports.
+async fn stale_relay(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    let emit = format!("emit {TO}");
+    deliver(&emitting_host(&fixture, &consumer), &[emitting(0, "a", &[&emit])]).await;
+    let [slow, quick] = ["slow", "quick"].map(|name| StepRelay::new(&fixture, name, &[&consumer]));
+    let stale = slow.lease(TO, 1).await;
+    slow.dies().await;
+    assert_eq!(quick.reclaim().await, 1);
+    let fresh = quick.lease(TO, 1).await;
+    assert_eq!(slow.mark(&stale, "completed").await, 0, "a stale lease confirmed a message");
+    assert_eq!(quick.mark(&fresh, "completed").await, 1);
+    fixture.finish().await;
+}
+
+/// A relay has the first of two messages of a key, and another one looks for something to send.
+async fn lane_under_way(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    let emit = format!("emit {TO} key=k");
+    deliver(&emitting_host(&fixture, &consumer), &[emitting(0, "a", &[&emit, &emit])]).await;
+    let [one, other] = ["one", "other"].map(|name| StepRelay::new(&fixture, name, &[&consumer]));
+    let first = one.lease(TO, 1).await;
+    assert_eq!(first.iter().map(|row| row.ordinal).collect::<Vec<_>>(), [0]);
+    assert!(other.lease(TO, 10).await.is_empty(), "{PASSED}");
+    assert_eq!(one.mark(&first, "completed").await, 1);
+    assert_eq!(other.lease(TO, 10).await.len(), 1);
+    fixture.finish().await;
+}
+
+/// The day of a message that is still to be sent is over for long.
+async fn removed_outgoing(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    let line = format!("emit {TO} after=3600000");
+    deliver(&emitting_host(&fixture, &consumer), &[emitting(0, "a", &[&line])]).await;
+    age_outgoing(&fixture, "true", 9).await;
+    let removed = fixture.admin.retention().remove_outgoing(7).await;
+    assert_eq!((removed.removed, removed.failed.len()), (1, 0), "{removed:?}");
+    let left = fixture.number("SELECT count(*) FROM oncebox.outgoing").await;
+    assert_eq!(left, 1, "an outgoing message is lost");
+    fixture.finish().await;
+}
+
+/// A message is parked, and its consumer's policy says that those behind it wait.
+async fn parked_of_a_lane(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "[outgoing]\non_parked = 'stop'").await;
+    allow_inboxes(&fixture).await;
+    let host = emitting_host(&fixture, &consumer);
+    let line = |key: &str| format!("emit inbox:nobody key={key}");
+    deliver(&host, &[emitting(0, "a", &[&line("k"), &line("k")])]).await;
+    let relay = TestRelay::start(&fixture, "relay").await;
+    let parked = "SELECT bool_or(status = 'parked') FROM oncebox.outgoing WHERE message_id = ";
+    fixture.until(&format!("{parked}'a'")).await;
+    // When this one is parked, the relay has looked for what is due again.
+    deliver(&host, &[emitting(1, "b", &[&line("other")])]).await;
+    fixture.until(&format!("{parked}'b'")).await;
+    const BEHIND: &str =
+        "SELECT count(*) FROM oncebox.outgoing WHERE ordinal = 1 AND status <> 'received'";
+    assert_eq!(fixture.number(BEHIND).await, 0, "{PASSED}");
+    relay.kill(&fixture).await;
+    fixture.finish().await;
+}
+
+/// A relay delivers to an inbox of the same database.
+async fn fed_inbox(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    let billing = fixture.consumer(&consumer.tenant, "billing", "").await;
+    allow_inboxes(&fixture).await;
+    let line = "emit inbox:billing payload=#";
+    deliver(&emitting_host(&fixture, &consumer), &[emitting(0, "a", &[line])]).await;
+    let relay = TestRelay::start(&fixture, "relay").await;
+    let arrived = format!(
+        "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {}",
+        billing.row.consumer_id
+    );
+    let deadline = Instant::now() + Duration::from_secs(15);
+    while fixture.number(&arrived).await == 0 {
+        assert!(Instant::now() < deadline, "a message to an inbox is lost");
+        sleep(Duration::from_millis(20)).await;
+    }
+    relay.kill(&fixture).await;
+    fixture.retry_until_settled(&fixture.host(&billing)).await;
+    fixture.finish().await;
+}
+
+/// The tenant of these scenarios may send to its own consumers.
+async fn allow_inboxes(fixture: &InboxFixture) {
+    let limits = serde_json::json!({ "destinations_allowed": ["inbox:*"] });
+    let limits = limits.as_object().expect("an object");
+    fixture.admin.tenants().set_limits("acme", limits).await.unwrap();
+}
+
+// Endpoints -----------------------------------------------------------------------------------
+
+/// A tenant whose consumer may send to a provider, through the endpoint `pay`.
+async fn endpoint_fixture(
+    defect: Option<&Defect>,
+    behaviour: Behaviour,
+    change: impl FnOnce(&mut NewEndpoint),
+) -> (InboxFixture, TestConsumer, Provider) {
+    let provider = Provider::start(behaviour).await;
+    let mut fixture = fixture(defect).await;
+    fixture.admin = fixture.admin.clone().sending_with(provider.sender());
+    let consumer = fixture.simple("", "").await;
+    let limits = serde_json::json!({
+        "destinations_allowed": ["http:*"],
+        "endpoint_hosts_allowed": [provider.authority()],
+    });
+    let limits = limits.as_object().expect("an object");
+    fixture.admin.tenants().set_limits("acme", limits).await.unwrap();
+    let mut endpoint = provider.endpoint("pay");
+    change(&mut endpoint);
+    fixture.admin.endpoints().set("acme", &endpoint, false).await.unwrap();
+    (fixture, consumer, provider)
+}
+
+/// An endpoint answers one of two messages, and the relay looks for what is due again.
+async fn silent_endpoint(defect: Option<&Defect>) {
+    let behaviour = Behaviour::scripted(&[Reply::ActAndStall]);
+    let (fixture, consumer, provider) =
+        endpoint_fixture(defect, behaviour, |new| new.timeout_ms = 60_000).await;
+    let line = "emit http:pay";
+    deliver(&emitting_host(&fixture, &consumer), &[emitting(0, "a", &[line, line])]).await;
+    let relay = TestRelay::start(&fixture, "relay").await;
+    fixture.until("SELECT bool_or(status = 'completed') FROM oncebox.outgoing").await;
+    // Time for a request that must not come, and far less than the endpoint has for its answer.
+    sleep(Duration::from_secs(1)).await;
+    let calls: Vec<_> = provider.ledger().values().map(|entry| entry.calls).collect();
+    assert_eq!(calls, [1, 1], "a message is sent twice");
+    relay.kill(&fixture).await;
+    fixture.finish().await;
+}
+
+/// The lists of hosts have an endpoint whose address is none of the public Internet.
+async fn private_endpoint(defect: Option<&Defect>) {
+    let (mut fixture, consumer, provider) =
+        endpoint_fixture(defect, Behaviour::sound(), |_| {}).await;
+    fixture.admin = fixture.admin.clone().sending_with(provider.public_sender());
+    let log = [emitting(0, "a", &["emit http:pay"])];
+    deliver(&emitting_host(&fixture, &consumer), &log).await;
+    let relay = TestRelay::start(&fixture, "relay").await;
+    let tried = "SELECT bool_and(status IN ('parked', 'completed')) FROM oncebox.outgoing";
+    fixture.until(tried).await;
+    relay.kill(&fixture).await;
+    assert!(provider.calls().is_empty(), "a private address is reached: {:?}", provider.calls());
+    assert_eq!(caused_by(&fixture, "a").await.state(), ("parked", Some("not_allowed")));
+    fixture.finish().await;
+}
+
+/// The inbox does not take the answer of an endpoint when it comes, and would take it later.
+async fn refused_answer(defect: Option<&Defect>) {
+    const REFUSE_ONCE: &str = "CREATE SEQUENCE public.tries; \
+        CREATE FUNCTION public.refuse_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+            IF nextval('public.tries') = 1 THEN RAISE EXCEPTION 'not now'; END IF; \
+            RETURN NEW; END $$; \
+        CREATE TRIGGER refuse_once BEFORE INSERT ON oncebox.inbox FOR EACH ROW \
+            WHEN (NEW.topic = 'oncebox-outgoing') EXECUTE FUNCTION public.refuse_once()";
+    let delivered = |new: &mut NewEndpoint| new.answer = AnswerMode::Delivered;
+    let (fixture, consumer, provider) =
+        endpoint_fixture(defect, Behaviour::sound(), delivered).await;
+    let log = [emitting(0, "a", &["emit http:pay"])];
+    deliver(&emitting_host(&fixture, &consumer), &log).await;
+    fixture.execute(REFUSE_ONCE).await;
+    let relay = TestRelay::start(&fixture, "relay").await;
+    fixture.until("SELECT bool_and(status = 'completed') FROM oncebox.outgoing").await;
+    relay.kill(&fixture).await;
+    let answers = "SELECT count(*) FROM oncebox.inbox WHERE topic = 'oncebox-outgoing'";
+    assert_eq!(fixture.number(answers).await, 1, "an answer is lost");
+    assert_eq!(provider.faults(), Vec::<String>::new());
+    fixture.finish().await;
+}
+
+// Replays -------------------------------------------------------------------------------------
+
+/// A replay of a message that emits; what its first run emitted was sent and removed.
+async fn replayed_emits(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", PROJECTION).await;
+    let host = emitting_host(&fixture, &consumer);
+    deliver(&host, &[emitting(0, "a", &[&format!("emit {TO}")])]).await;
+    fixture.execute("DELETE FROM oncebox.outgoing").await;
+    reset(&fixture, &consumer).await;
+    replay::begin(&fixture, &consumer, &ReplayFilter::default()).await;
+    replay::work_off(&host).await;
+    let sent = fixture.number("SELECT count(*) FROM oncebox.outgoing").await;
+    assert_eq!(sent, 0, "a replay sent a message");
+    fixture.finish().await;
+}
+
+/// The connection breaks while PostgreSQL works on the COMMIT of a replayed message.
+async fn replay_lost(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", PROJECTION).await;
+    let host = fixture.host(&consumer);
+    deliver(&host, &records(["a", "b"])).await;
+    reset(&fixture, &consumer).await;
+    let schema = &consumer.tenant.schema_name;
+    fixture
+        .execute(format!(
+            "CREATE SEQUENCE commits; CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql \
+                SECURITY DEFINER AS \
+        $$ BEGIN IF nextval('public.commits') = 1 THEN PERFORM pg_sleep(4); END IF; RETURN NULL; \
+        END $$; \
+        CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON {schema}.effect DEFERRABLE INITIALLY \
+        DEFERRED FOR EACH ROW EXECUTE FUNCTION slow()"
+        ))
+        .await;
+    replay::begin(&fixture, &consumer, &ReplayFilter::default()).await;
+    let replaying = host.clone();
+    let replaying = tokio::spawn(async move {
+        let stop = CancellationToken::new();
+        // The first of these ends with the lost answer.
+        for _ in 0..3 {
+            let _ = oncebox_inbox::replay::work_off(&replaying, &stop).await;
+        }
+    });
+    fixture
+        .until(
+            "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND \
+        wait_event = 'PgSleep'",
+        )
+        .await;
+    fixture
+        .execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = \
+            current_database() AND wait_event = 'PgSleep'",
+        )
+        .await;
+    replaying.await.unwrap();
+    fixture.finish().await;
+}
+
+/// The lease of a host's replay runs out while it runs a message, and another host has the replay.
+async fn replay_of_two(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", PROJECTION).await;
+    let [slow, quick] = [fixture.host(&consumer), fixture.host(&consumer)];
+    deliver(&slow, &[record(0, "a", "sleep 1000"), record(1, "b", "")]).await;
+    reset(&fixture, &consumer).await;
+    replay::begin(&fixture, &consumer, &ReplayFilter::default()).await;
+    let ran = || fixture.control.runs("a").len();
+    let replaying = tokio::spawn(async move {
+        let _ = oncebox_inbox::replay::work_off(&slow, &CancellationToken::new()).await;
+    });
+    while ran() < 2 {
+        sleep(Duration::from_millis(5)).await;
+    }
+    replay::end_leases(&fixture).await;
+    let other = tokio::spawn(async move {
+        for _ in 0..3 {
+            let stop = CancellationToken::new();
+            let _ = oncebox_inbox::replay::work_off(&quick, &stop).await;
+        }
+    });
+    bounded(async {
+        replaying.await.unwrap();
+        other.await.unwrap();
+    })
+    .await;
+    fixture.finish().await;
+}
+
+/// A consumer sends commands, and its operator does not say what that means for a replay.
+async fn replay_of_commands(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "payload = 'all'\nreplay = { kind = 'workflow' }").await;
+    deliver(&fixture.host(&consumer), &records(["a"])).await;
+    let replays = fixture.admin.replays();
+    let plan = replays.plan("acme", "orders", &ReplayFilter::default()).await.unwrap();
+    let start =
+        ReplayStart { effects_suppressed: false, ..replay::start_of(plan.token, plan.found) };
+    let begun = replays.start("acme", "orders", &start).await;
+    assert!(begun.is_err(), "a replay began against its kind");
+    fixture.finish().await;
+}
+
+/// A live message of a key runs, and one of its key is to be replayed.
+async fn replay_of_key(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", &format!("{PROJECTION}\norder = 'key'")).await;
+    let host = fixture.host(&consumer);
+    let keyed =
+        |offset, id, script| Record { key: Some(b"k".to_vec()), ..record(offset, id, script) };
+    deliver(&host, &[keyed(0, "a", "")]).await;
+    reset(&fixture, &consumer).await;
+    replay::begin(&fixture, &consumer, &ReplayFilter::default()).await;
+    let (live, running) = (host.clone(), keyed(1, "b", "gate g"));
+    let live = tokio::spawn(async move { deliver(&live, &[running]).await });
+    fixture.control.gate("g").reached(1).await;
+    let replaying = tokio::spawn(async move { replay::work_off(&host).await });
+    sleep(Duration::from_millis(500)).await;
+    assert_eq!(fixture.control.runs("a").len(), 1, "{PASSED}");
+    fixture.control.gate("g").open();
+    live.await.unwrap();
+    replaying.await.unwrap();
+    fixture.finish().await;
 }
 
 // Redrive -------------------------------------------------------------------------------------

@@ -53,10 +53,10 @@ fn plan(printed: &str) -> Vec<&str> {
 async fn check_demo_twice(way: Access) {
     let cli = CliFixture::open(way).await;
     let first = cli.ok(&["apply", "-f", DEMO]).await;
-    assert!(first.ends_with("28 created, 0 changed, 0 unchanged\n"), "{first}");
+    assert!(first.ends_with("36 created, 0 changed, 0 unchanged\n"), "{first}");
     assert_eq!(
         first.lines().filter(|line| line.starts_with("+ deployment")).count(),
-        12,
+        18,
         "{first}"
     );
     let (audit, state) = (cli.audit().await, cli.state().await);
@@ -75,7 +75,7 @@ async fn check_demo_twice(way: Access) {
     assert_eq!((&third["created"], &third["changed"]), (&json!(0), &json!(0)));
     let deployments =
         cli.json(&["deployments", "--tenant", "globex", "--consumer", "github"]).await;
-    assert_eq!(deployments.as_array().unwrap().len(), 6, "{deployments}");
+    assert_eq!(deployments.as_array().unwrap().len(), 9, "{deployments}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -98,10 +98,29 @@ async fn the_file_of_the_page_is_applied() {
         page.contains(&std::fs::read_to_string(&sample).unwrap()),
         "the page shows another file than the sample"
     );
-    let cli = CliFixture::open(Access::Database).await;
+    let mut cli = CliFixture::open(Access::Database).await;
+    // The operator allows the host of the endpoint first.
+    cli.file("host.toml", "[http_destinations]\nhosts_allowed = ['api.payments.example']\n");
+    let config = cli.dir().join("host.toml").display().to_string();
+    cli.folder().set("ONCEBOX_CONFIG", &config);
+    cli.ok(&["tenant", "create", "shop"]).await;
+    let hosts = ["--endpoint-hosts-allowed", "api.payments.example"];
+    cli.ok(&[&["tenant", "limits", "shop"][..], &hosts].concat()).await;
+    let missing = "endpoint `pay` of tenant `shop`: the secret in PAY_TOKEN is missing: environment \
+        variable not found";
+    let said = cli.run(&["apply", "-f", &sample]).await;
+    assert!(said.code == Some(1) && said.stderr.contains(missing), "{}", said.stderr);
+    cli.folder().set("PAY_TOKEN", "Bearer s3cr3t");
     let first = cli.ok(&["apply", "-f", &sample]).await;
-    assert!(first.ends_with("created, 0 changed, 0 unchanged\n"), "{first}");
-    assert_eq!(cli.json(&["deployments"]).await[0]["event_type"], json!("inventory.reserve"));
+    assert!(first.ends_with("created, 0 changed, 1 unchanged\n"), "{first}");
+    assert!(first.contains("+ endpoint   shop pay\n") && !first.contains("s3cr3t"), "{first}");
+    let live = cli.json(&["deployments"]).await;
+    let reserves = |row: &Value| row["event_type"] == json!("inventory.reserve");
+    assert!(live.as_array().unwrap().iter().any(reserves), "{live}");
+    // Another secret is a change, which is named and not shown.
+    cli.folder().set("PAY_TOKEN", "Bearer other-s3cr3t");
+    let changed = cli.ok(&["apply", "-f", &sample]).await;
+    assert!(changed.contains("~ endpoint   shop pay") && !changed.contains("s3cr3t"), "{changed}");
     assert_eq!(cli.ok(&["apply", "-f", &sample]).await.lines().last(), Some("no changes"));
 }
 
@@ -239,7 +258,7 @@ async fn what_cannot_be_applied_is_told_before_anything_is_done() {
     .await;
     cli.file("y.toml", FILE.replace("retries =", "retry ="));
     let expected = "expected one of `event_type`, `event_versions`, `handler`, `component`, \
-        `version`, `settings`, `limits`, `requires_migration`, `retries`";
+        `version`, `settings`, `limits`, `requires_migration`, `retries`, `grants`";
     cli.fails(
         &["apply", "-f", "y.toml"],
         &format!("`y.toml` cannot be applied, line 22: unknown field `retry`, {expected}"),

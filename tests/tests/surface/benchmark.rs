@@ -1,24 +1,30 @@
-//! The benchmark's variants do what they are measured for: each applies every message once. Nothing
-//! is timed here.
+//! The benchmark's variants do what they are measured for: each applies every message once, and
+//! those that send have one record of each on the broker. Nothing is timed here.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 
-/// What could go wrong: a variant that was fast because it did nothing, or did it twice.
+/// What could go wrong: a variant that was fast because it did nothing, or did it twice; or one that
+/// sends, whose records are lost or there twice.
 #[test]
 fn every_variant_of_the_benchmark_has_the_right_effects() -> Result<()> {
     let programs = programs()?;
     let mut bench = std::process::Command::new(programs.join("bench"));
-    let output =
-        bench.args(["--smoke", "--variants", "a,b,c,c2,d,e,f", "--bin"]).arg(&programs).output()?;
+    bench.args(["--smoke", "--variants", "a,b,c,c2,d,e,f", "--parts", "throughput,outgoing"]);
+    bench.args(["--seconds", "0.1", "--timers", "1000", "--bin"]).arg(&programs);
+    let output = bench.output()?;
     let (stdout, stderr) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     ensure!(output.status.success(), "the benchmark failed:\n{stderr}");
     // (f) needs what bench.sh installs with npm, (a) a client program of PostgreSQL; the others are
     // ours.
     let left_out = stderr.lines().filter(|line| line.contains("is left out")).count();
-    let expected = format!("the effects of {} variants are right", 7 - left_out);
+    // A run at full speed and one at half load, of the host and by hand, and one with timers.
+    let expected = format!(
+        "the effects of {} variants are right\n5 runs sent each outgoing message once",
+        7 - left_out
+    );
     ensure!(stdout.trim() == expected && left_out <= 2, "it says:\n{stdout}{stderr}");
     Ok(())
 }

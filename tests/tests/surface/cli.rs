@@ -316,7 +316,7 @@ async fn a_configuration_that_cannot_work_is_named() {
             "[databas]\n",
             "line 1: unknown field `databas`, expected one of `database`, `kafka`, \
                 `schema_registry`, `keys`, `runtime`, `http`, `api`, `log`, `retention`, `archive`, \
-                `references`, `storage`, `shutdown`",
+                `references`, `http_destinations`, `storage`, `shutdown`",
         ),
         (
             "open.toml",
@@ -665,7 +665,8 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
         "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, \
         `order`, `sequence`, `dedup`, `inbox`, `light`, `retention`, `factors`, `effects`, `payload`, `collision`, \
         `no_route`, `wire_format`, `identity`, `reference`, `schemas`, `batch`, `retry`, \
-        `dead_letters`, `replay`, `breaker`, `limits`, `alerts`, `kafka`",
+        `dead_letters`, `replay`, `breaker`, `limits`, `outgoing`, `alerts`, \
+        `kafka`",
     )
     .await;
     // S1-072, S1-073.
@@ -999,6 +1000,9 @@ Commands:
   deployments  List what is deployed, and how far the hosts are with it
   apply        Make tenants, consumers and deployments what a file says
   inbox        Look into the inbox
+  outgoing     Messages that handlers send after their commit
+  endpoint     Places outside to which handlers send
+  replay       Run completed messages again, on purpose
   why          Show the history of a message: what became of it, what it waits for, what to do
   erase        Erase the payloads of a data subject, and prove it
   hosts        List the hosts that run

@@ -219,11 +219,20 @@ async fn a_tenants_token_names_its_own_topics_and_groups_alone() {
     let mut cli = CliFixture::open(Access::Server).await;
     cli.ok(&["tenant", "create", "acme"]).await;
     let shown = cli.ok(&["tenant", "limits", "acme", "--topics-allowed", "acme.*, shared"]).await;
-    assert!(shown.contains("topics_allowed        acme.*, shared"), "{shown}");
+    assert!(shown.contains("topics_allowed          acme.*, shared"), "{shown}");
     refused(
         &cli,
         &["tenant", "limits", "acme", "--topics-allowed", "^.*"],
         "`topics_allowed` is [\"^.*\"]; it must be a list",
+    )
+    .await;
+    let given = "kafka:acme.*, inbox:billing";
+    let shown = cli.ok(&["tenant", "limits", "acme", "--destinations-allowed", given]).await;
+    assert!(shown.contains(&format!("destinations_allowed    {given}")), "{shown}");
+    refused(
+        &cli,
+        &["tenant", "limits", "acme", "--destinations-allowed", "https://example.com"],
+        "`destinations_allowed`: `https://example.com` is no destination",
     )
     .await;
     let of_tenant =

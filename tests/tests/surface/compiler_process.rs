@@ -101,6 +101,7 @@ async fn what_the_process_compiles_runs_as_what_the_host_compiles() {
                 limits: Limits::default(),
                 config: vec![],
                 random_key: [0; 32],
+                may_emit: false,
             },
         );
     }

@@ -300,13 +300,16 @@ macro_rules! pages {
 pages! { verify: VERIFY versions: VERSIONS languages: LANGUAGES benchmark: BENCHMARK }
 
 /// Pages with a block that is no session: forms of commands, each to be given alone.
-const FORMS: [&str; 7] = [
+const FORMS: [&str; 10] = [
     "docs/archive.md",
     "docs/consumers.md",
+    "docs/endpoints.md",
     "docs/erase.md",
     "docs/inbox.md",
+    "docs/outgoing.md",
     "docs/policy.md",
     "docs/readiness.md",
+    "docs/replay.md",
     "docs/versions.md",
 ];
 

@@ -11,6 +11,7 @@ mod cli_server;
 mod compilations;
 mod compiler_process;
 mod docs;
+mod endpoints;
 mod erase;
 mod handler_test;
 mod local_services;

@@ -10,5 +10,8 @@
 
 #[rustfmt::skip]
 pub mod batch_handler;
+#[cfg(all(feature = "emit", target_family = "wasm"))]
+#[rustfmt::skip]
+pub mod emitter;
 #[rustfmt::skip]
 pub mod handler;

@@ -36,7 +36,9 @@ impl Database {
         batch: Vec<Message>,
     ) -> Vec<Option<Outcome>> {
         self.begin();
-        let answers = session::enter(self.take_run(), || handle_batch(handler, batch.clone()));
+        let answers = session::enter(self.take_run(&batch), || {
+            handle_batch(handler, batch.clone())
+        });
         let (answers, mut run) = answers;
         let outcomes: Vec<_> = answers
             .into_iter()

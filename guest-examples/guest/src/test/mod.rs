@@ -19,7 +19,8 @@
 //!
 //! The rules are the host's: the same kinds of statements, parameters encoded by the types
 //! PostgreSQL describes, a failed statement that fails the message although the handler
-//! answers ok, savepoints, deferred constraints checked before the commit. What is not here:
+//! answers ok, savepoints, deferred constraints checked before the commit, the bounds of outgoing
+//! messages, which `Database::sent` shows with the feature `emit`. What is not here: other
 //! limits, deadlines, the tenant's role, deduplication, and the clock and randomness of a
 //! component. `oncebox test` runs the built component on the host itself.
 
@@ -32,6 +33,8 @@ mod messages;
 #[rustfmt::skip] // The host's own file, byte for byte.
 mod numeric;
 mod outcome;
+#[cfg(feature = "emit")]
+mod outgoing;
 mod private;
 mod session;
 #[rustfmt::skip] // The host's own file, byte for byte.
@@ -53,6 +56,8 @@ use serde::de::DeserializeOwned;
 pub use delivery::Delivery;
 pub use messages::messages;
 pub use outcome::Outcome;
+#[cfg(feature = "emit")]
+pub use outgoing::Sent;
 use session::Run;
 
 use crate::{Handler, Message, Result, Row, Value, log::Level};
@@ -72,6 +77,8 @@ pub struct Database {
     schema: String,
     client: Option<Client>,
     lines: Vec<(Level, String)>,
+    #[cfg(feature = "emit")]
+    outbox: outgoing::Outbox,
 }
 
 /// What becomes of what a handler wrote, when it answers ok.
@@ -113,6 +120,8 @@ impl Database {
             schema: unique_name(),
             client: None,
             lines: Vec::new(),
+            #[cfg(feature = "emit")]
+            outbox: outgoing::Outbox::default(),
         };
         let schema = database.schema.clone();
         database.script(
@@ -126,7 +135,7 @@ impl Database {
     /// Runs the handler as for a new message. When it answers ok, what it wrote is committed,
     /// otherwise it is rolled back.
     pub fn run<'m, A>(&mut self, handler: impl Handler<'m, A>, message: &'m Message) -> Outcome {
-        self.transact(End::Commit, || handler.call(message))
+        self.transact(End::Commit, message, || handler.call(message))
     }
 
     /// The same, and what it wrote is rolled back in any case.
@@ -135,7 +144,7 @@ impl Database {
         handler: impl Handler<'m, A>,
         message: &'m Message,
     ) -> Outcome {
-        self.transact(End::Rollback, || handler.call(message))
+        self.transact(End::Rollback, message, || handler.call(message))
     }
 
     /// The rows of a statement, read as [`query_as`](crate::query_as) reads them.
@@ -158,9 +167,15 @@ impl Database {
         &self.lines
     }
 
-    fn transact(&mut self, end: End, call: impl FnOnce() -> Result<Option<String>>) -> Outcome {
+    fn transact(
+        &mut self,
+        end: End,
+        message: &Message,
+        call: impl FnOnce() -> Result<Option<String>>,
+    ) -> Outcome {
         self.begin();
-        let (answer, mut run) = session::enter(self.take_run(), call);
+        let run = self.take_run(std::slice::from_ref(message));
+        let (answer, mut run) = session::enter(run, call);
         let outcome = Outcome::of(answer, &run.faults);
         let deferred = run.end(if outcome.is_ok() { end } else { End::Rollback });
         self.put_back(run);
@@ -175,14 +190,28 @@ impl Database {
         self.script("the transaction", "BEGIN ISOLATION LEVEL READ COMMITTED");
     }
 
-    fn take_run(&mut self) -> Run {
+    /// The run of these messages, which takes the connection.
+    #[cfg_attr(not(feature = "emit"), allow(unused_variables, unused_mut))]
+    fn take_run(&mut self, messages: &[Message]) -> Run {
         let client = self.client.take().expect("`begin` has just used it");
-        Run::new(client, self.settings.clone(), self.delivery.clone())
+        let mut run = Run::new(client, self.settings.clone(), self.delivery.clone());
+        #[cfg(feature = "emit")]
+        {
+            // When the handler panics, what was sent before is still there.
+            run.outbox = self.outbox.clone();
+            run.outbox
+                .begin(messages.iter().map(|message| message.id.clone()).collect());
+        }
+        run
     }
 
     fn put_back(&mut self, run: Run) {
         self.client = Some(run.client);
         self.lines = run.lines;
+        #[cfg(feature = "emit")]
+        {
+            self.outbox = run.outbox;
+        }
     }
 
     /// The connection. It is gone when a handler panicked, and its transaction with it.

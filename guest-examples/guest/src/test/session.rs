@@ -4,6 +4,8 @@ use std::{cell::RefCell, collections::BTreeMap};
 
 use postgres::Client;
 
+#[cfg(feature = "emit")]
+use super::outgoing::Outbox;
 use super::{Delivery, End, Outcome, engine};
 use crate::{SqlError, log::Level};
 
@@ -19,6 +21,8 @@ pub(super) struct Run {
     pub(super) delivery: Delivery,
     pub(super) lines: Vec<(Level, String)>,
     pub(super) faults: Vec<Fault>,
+    #[cfg(feature = "emit")]
+    pub(super) outbox: Outbox,
     /// Savepoints that can be returned to, by the moment each was opened at.
     savepoints: Vec<u64>,
     /// Counts what happens, to tell what came before a savepoint from what came after.
@@ -44,6 +48,8 @@ impl Run {
             delivery,
             lines,
             faults,
+            #[cfg(feature = "emit")]
+            outbox: Outbox::default(),
             savepoints,
             moment: 0,
         }
@@ -81,7 +87,21 @@ impl Run {
         )?;
         self.savepoints.retain(|open| *open <= id);
         self.faults.retain(|fault| fault.moment <= id);
+        #[cfg(feature = "emit")]
+        self.outbox.undo_since(id);
         Ok(())
+    }
+
+    /// Keeps a message that is sent when the run is committed.
+    #[cfg(feature = "emit")]
+    pub(super) fn emit(&mut self, outgoing: crate::emit::Outgoing) -> Result<String, SqlError> {
+        self.outbox.emit(outgoing, self.moment)
+    }
+
+    /// Withdraws messages by their token.
+    #[cfg(feature = "emit")]
+    pub(super) fn cancel(&mut self, token: &str) -> Result<bool, SqlError> {
+        self.outbox.cancel(token, self.moment)
     }
 
     /// This savepoint and later ones are gone.
@@ -109,6 +129,8 @@ impl Run {
             &mut self.client,
             if is_kept { "COMMIT" } else { "ROLLBACK" },
         );
+        #[cfg(feature = "emit")]
+        self.outbox.end(is_kept && ended.is_ok());
         let error = deferred.and(ended).err()?;
         Some(Outcome::failed(&error, ""))
     }

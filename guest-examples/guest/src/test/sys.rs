@@ -19,6 +19,26 @@ pub(crate) fn query(statement: &str, params: &[Value]) -> Result<Vec<Row>, SqlEr
     attempt(|run| engine::query(&mut run.client, statement, params))
 }
 
+#[cfg(feature = "emit")]
+pub(crate) use outgoing::{cancel, emit};
+
+#[cfg(feature = "emit")]
+mod outgoing {
+    use super::attempt;
+    use crate::{
+        emit::{EmitError, Outgoing},
+        test::outgoing::to_handler,
+    };
+
+    pub(crate) fn emit(outgoing: Outgoing) -> Result<String, EmitError> {
+        attempt(|run| run.emit(outgoing)).map_err(to_handler)
+    }
+
+    pub(crate) fn cancel(token: &str) -> Result<bool, EmitError> {
+        attempt(|run| run.cancel(token)).map_err(to_handler)
+    }
+}
+
 pub(crate) fn log(level: Level, line: &str) {
     session::with(|run| run.lines.push((level, line.to_owned())));
 }

@@ -43,6 +43,15 @@ pub(crate) struct LimitsArgs {
     /// names, or beginnings with a `*` behind them; or `none` for `oncebox.<tenant>.*` alone
     #[arg(long, value_name = "TOPICS|none")]
     topics_allowed: Option<String>,
+    /// Destinations that its handlers may send outgoing messages to, several separated by commas:
+    /// whole ones as `kafka:orders`, `inbox:billing` and `http:payments`, or beginnings with a `*`
+    /// behind them as `kafka:acme.*`; or `none`
+    #[arg(long, value_name = "DESTINATIONS|none")]
+    destinations_allowed: Option<String>,
+    /// Hosts that its endpoints may be on, several separated by commas, as far as the hosts'
+    /// settings allow them too: `hooks.example`, `pay.example:8443`, `*.example.com`; or `none`
+    #[arg(long, value_name = "HOSTS|none")]
+    endpoint_hosts_allowed: Option<String>,
 }
 
 /// A number, or none.
@@ -71,6 +80,8 @@ pub(super) async fn run(api: &Api, args: LimitsArgs, json: bool) -> Result<()> {
         storage_budget_bytes,
         retention_max,
         topics_allowed,
+        destinations_allowed,
+        endpoint_hosts_allowed,
     } = args;
     let given = [
         ("weight", weight.map(|weight| Limit(Some(weight.into())))),
@@ -89,10 +100,16 @@ pub(super) async fn run(api: &Api, args: LimitsArgs, json: bool) -> Result<()> {
         let class = (class != "none").then_some(class);
         changes.insert("retention_max".to_owned(), class.into());
     }
-    if let Some(topics) = topics_allowed {
-        let topics =
-            (topics != "none").then(|| topics.split(',').map(str::trim).collect::<Vec<_>>());
-        changes.insert("topics_allowed".to_owned(), topics.into());
+    for (name, names) in [
+        ("topics_allowed", topics_allowed),
+        ("destinations_allowed", destinations_allowed),
+        ("endpoint_hosts_allowed", endpoint_hosts_allowed),
+    ] {
+        if let Some(names) = names {
+            let names =
+                (names != "none").then(|| names.split(',').map(str::trim).collect::<Vec<_>>());
+            changes.insert(name.to_owned(), names.into());
+        }
     }
     let row: TenantBody = if changes.is_empty() {
         api.get(&path(&["tenants", &tenant])).await?
@@ -126,6 +143,20 @@ pub(super) fn rows(tenant: &TenantBody) -> Vec<Vec<String>> {
                 .topics_allowed
                 .as_ref()
                 .map_or_else(|| format!("oncebox.{}.*", tenant.name), |topics| topics.join(", ")),
+        ),
+        (
+            "destinations_allowed",
+            limits
+                .destinations_allowed
+                .as_ref()
+                .map_or_else(|| "none".to_owned(), |destinations| destinations.join(", ")),
+        ),
+        (
+            "endpoint_hosts_allowed",
+            limits
+                .endpoint_hosts_allowed
+                .as_ref()
+                .map_or_else(|| "none".to_owned(), |hosts| hosts.join(", ")),
         ),
     ]
     .map(|(name, value)| vec![name.to_owned(), value])

@@ -36,12 +36,15 @@ const SIZE: &str = "1000 + coalesce(octet_length(i.payload), 0) \
 
 /// History and edits of a message `i`, as the archive has them. $4 is the end of the partition's
 /// time: what came later belongs to a message that came again under the same id, but for the entry
-/// of the erasure of this one, which has the time of its transaction.
+/// of the erasure of this one, which has the time of its transaction, and for those of its replays.
 const BESIDE: &str = "(SELECT json_agg(json_build_object('at', h.at, 'event', h.event, \
         'attempt', h.attempt, 'version_id', h.version_id, 'reason', h.reason, 'error', h.error, \
         'actor', h.actor) ORDER BY h.history_id)::text FROM oncebox.inbox_history h \
         WHERE h.consumer_id = i.consumer_id AND h.message_id = i.message_id \
-          AND (h.at < $4 OR h.event = 'erased' AND h.at = i.erased_at)) \
+          AND (h.at < $4 OR h.event = 'erased' AND h.at = i.erased_at \
+            OR h.event = 'replayed' AND NOT EXISTS (SELECT FROM oncebox.inbox n \
+                WHERE n.consumer_id = i.consumer_id AND n.message_id = i.message_id \
+                  AND n.received_at <= h.at))) \
         AS history, \
     (SELECT json_agg(json_build_object('edit_number', e.edit_number, 'at', e.at, \
         'payload', encode(e.payload, 'hex')) ORDER BY e.edit_number)::text \

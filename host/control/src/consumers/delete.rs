@@ -75,8 +75,9 @@ impl Reconciliation<'_> {
         Ok(DeletionStep::Last(Box::new(LastOfConsumer { consumer, admin: self.0.clone(), tx })))
     }
 
-    /// Removes a batch of the consumer's messages, and after the last batch what is stored beside
-    /// them. The consumer's state denies claims and completions, so no rows are added.
+    /// Removes a batch of the consumer's messages, then of those that its handlers sent, and after
+    /// the last batch what is stored beside them. The consumer's state denies claims and
+    /// completions, so no rows are added.
     async fn remove_some(&self, tenant: &str, consumer_id: i32) -> Result<u64, InboxError> {
         const REMOVE: &str = "DELETE FROM oncebox.inbox i USING (SELECT message_id, \
             retention_class, bucket FROM oncebox.inbox \
@@ -93,6 +94,10 @@ impl Reconciliation<'_> {
             .execute(&database.pool)
             .await?
             .rows_affected();
+        if removed > 0 {
+            return Ok(removed);
+        }
+        let removed = remove_outgoing(&database.pool, consumer_id).await?;
         if removed == 0 {
             remove_beside_messages(&database.pool, consumer_id).await?;
         }
@@ -100,17 +105,32 @@ impl Reconciliation<'_> {
     }
 }
 
+/// Removes a batch of the messages that a consumer's handlers sent, whether they were sent or not.
+/// Returns how many.
+pub(crate) async fn remove_outgoing(
+    database: &PgPool,
+    consumer_id: i32,
+) -> Result<u64, InboxError> {
+    const REMOVE: &str = "DELETE FROM oncebox.outgoing o USING (SELECT message_id, ordinal, bucket \
+        FROM oncebox.outgoing WHERE consumer_id = $1 LIMIT $2) d \
+        WHERE o.consumer_id = $1 AND o.message_id = d.message_id AND o.ordinal = d.ordinal AND \
+        o.bucket = d.bucket";
+    let removed = sqlx::query(REMOVE).bind(consumer_id).bind(BATCH).execute(database).await?;
+    Ok(removed.rows_affected())
+}
+
 /// Removes what is stored beside a consumer's messages, once the messages are gone.
 pub(crate) async fn remove_beside_messages(
     database: &PgPool,
     consumer_id: i32,
 ) -> Result<(), InboxError> {
-    const REMOVE: [&str; 5] = [
+    const REMOVE: [&str; 6] = [
         "DELETE FROM oncebox.copying WHERE consumer_id = $1",
         "DELETE FROM oncebox.inbox_history WHERE consumer_id = $1",
         "DELETE FROM oncebox.inbox_edit WHERE consumer_id = $1",
         "DELETE FROM oncebox.sequence_position WHERE consumer_id = $1",
         "DELETE FROM oncebox.probation WHERE consumer_id = $1",
+        "DELETE FROM oncebox.replay WHERE consumer_id = $1",
     ];
     for statement in REMOVE {
         sqlx::query(statement).bind(consumer_id).execute(database).await?;

@@ -2,6 +2,8 @@
 //! one transaction that raises the consumer's revision. A host compares that with the revision it
 //! runs, and acts.
 
+use std::time::Duration;
+
 use oncebox_model::{
     error::InboxError,
     hooks,
@@ -16,6 +18,7 @@ use crate::{
         Consumer, lock_consumer,
         start::{QUARANTINE, Quarantine},
     },
+    database::tenant_database::open::answered_within,
     handles::{Consumers, Reconciliation},
     hosts::HEARTBEAT_TIMEOUT,
 };
@@ -39,6 +42,12 @@ pub struct DesiredState {
     pub generation: i64,
     /// Whether its group's offsets are to be set.
     pub is_sought: bool,
+    /// Whether a replay of its messages is to run, by the host's database. A paused consumer is
+    /// started for it. A replay in a tenant's own database is not in it:
+    /// [`Reconciliation::replayed_in_own`] finds that.
+    pub is_replayed: bool,
+    /// Whether its inbox is in a database of its tenant's own.
+    pub has_own_database: bool,
     /// State of its tenant.
     pub tenant_state: TenantState,
     /// Number of the latest change of the tenant that hosts must observe.
@@ -55,6 +64,8 @@ pub enum RunMode {
     Consume,
     /// Running messages that are due, without reading.
     RetryOnly,
+    /// Running the messages of a replay, and no others: the consumer is paused.
+    ReplayOnly,
     /// None.
     Stopped,
 }
@@ -68,6 +79,7 @@ impl DesiredState {
             _ if self.generation == 0 => RunMode::Stopped,
             ConsumerState::Running => RunMode::Consume,
             ConsumerState::Draining => RunMode::RetryOnly,
+            ConsumerState::Paused if self.is_replayed => RunMode::ReplayOnly,
             ConsumerState::Paused | ConsumerState::Deleting => RunMode::Stopped,
         }
     }
@@ -79,6 +91,8 @@ impl DesiredState {
     }
 }
 
+/// Longest look into a tenant's own database.
+const LOOK_MAX: Duration = Duration::from_secs(15);
 /// Most open messages that are counted: a caller that waits for zero needs no exact number.
 const OPEN_MAX: i64 = 10_000;
 
@@ -91,13 +105,33 @@ impl Reconciliation<'_> {
         let list = format!(
             "SELECT c.consumer_id, c.tenant_id, t.name AS tenant, c.name, c.state, c.revision, \
                 c.generation, \
-                c.seek IS NOT NULL AS is_sought, t.state AS tenant_state, t.revision AS \
-                tenant_revision, {QUARANTINE} \
+                c.seek IS NOT NULL AS is_sought, EXISTS (SELECT FROM oncebox.replay r WHERE \
+                r.consumer_id = c.consumer_id AND r.state = 'running') AS is_replayed, \
+                t.database_url IS NOT NULL AS has_own_database, t.state AS tenant_state, \
+                t.revision AS tenant_revision, {QUARANTINE} \
              FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) LEFT JOIN \
              oncebox.consumer_start s USING (consumer_id) \
              ORDER BY c.consumer_id"
         );
         Ok(sqlx::query_as(sqlx::AssertSqlSafe(list)).fetch_all(&self.0.pool).await?)
+    }
+
+    /// Lists those of a tenant's consumers that have a replay that is to run, by the database of
+    /// the tenant's inbox.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such tenant, an error of a database, or the silence of the
+    /// tenant's for too long.
+    pub async fn replayed_in_own(
+        &self,
+        tenant: &str,
+        consumer_ids: &[i32],
+    ) -> Result<Vec<i32>, InboxError> {
+        const REPLAYED: &str = "SELECT consumer_id FROM oncebox.replay \
+            WHERE consumer_id = ANY ($1) AND state = 'running'";
+        let database = self.0.tenant_databases().get(&self.0.tenants().get(tenant).await?)?;
+        let query = sqlx::query_scalar(REPLAYED).bind(consumer_ids);
+        Ok(answered_within(LOOK_MAX, query.fetch_all(&database.pool)).await??)
     }
 }
 

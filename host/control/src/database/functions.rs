@@ -56,6 +56,23 @@ static TEXTS: &[&str] = texts![
     "sequence_of",
     "move_sequence",
     "version_of",
+    // Outgoing messages.
+    "outgoing_lane",
+    "insert_outgoing",
+    "write_outgoing",
+    "cancel_outgoing",
+    "outgoing_due",
+    "has_earlier_outgoing",
+    "lease_one_outgoing",
+    "lease_outgoing",
+    "deliver_outgoing",
+    "mark_outgoing",
+    "reclaim_outgoing",
+    "outgoing_figures",
+    // Replays.
+    "page_of_replay",
+    "begin_replayed",
+    "complete_replayed",
     // Shadows.
     "capture",
     "capture_failed",
@@ -65,6 +82,7 @@ static TEXTS: &[&str] = texts![
     // Actions of operators and tenants.
     "act_on_messages",
     "edit",
+    "erase_outgoing",
     "erase",
     "migration_applied",
     // Questions about a row.

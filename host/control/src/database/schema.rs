@@ -308,11 +308,16 @@ async fn close_public(admin: &mut PgConnection, owner: &str) -> Vec<String> {
 /// Number of buckets ahead of the present one for which partitions are made.
 pub(crate) const BUCKETS_AHEAD: i32 = 2;
 
+/// Table of outgoing messages, whose time partitions hang on it directly. Those of the inbox hang
+/// on the tables of their retention classes.
+pub(crate) const OUTGOING: &str = "outgoing";
+
 /// Query for the partitions of those buckets that are missing.
 pub(crate) const MISSING_PARTITIONS: &str = include_str!("missing_partitions.sql");
 
 /// Makes the inbox's partitions of the present and the next buckets, for each retention class that
-/// a consumer has. Returns the number of partitions that were missing.
+/// a consumer has, and those of outgoing messages, of today and the next days, where there is a
+/// consumer. Returns the number of partitions that were missing.
 ///
 /// A class without a consumer gets no partition: every session plans its first claim over all
 /// existing partitions and their indexes.
@@ -338,12 +343,13 @@ pub async fn ensure_partitions_for(pool: &PgPool, classes: &[i16]) -> Result<usi
         // ATTACH takes a lock that claims do not wait for; CREATE … PARTITION OF would block them.
         let sql = format!(
             "SET LOCAL lock_timeout = '5s'; CREATE TABLE IF NOT EXISTS oncebox.{name} (LIKE \
-                oncebox.inbox INCLUDING DEFAULTS INCLUDING CONSTRAINTS); \
+                oncebox.{root} INCLUDING DEFAULTS INCLUDING CONSTRAINTS); \
              DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = \
              'oncebox.{name}'::regclass) THEN \
              ALTER TABLE oncebox.{name} OWNER TO {owner}; \
              ALTER TABLE oncebox.{parent} ATTACH PARTITION oncebox.{name} FOR VALUES FROM \
              ('{from}') TO ('{to}'); END IF; END $$",
+            root = if parent == OUTGOING { OUTGOING } else { "inbox" },
             owner = owner_of_inbox(pool).await?,
         );
         let mut connection = pool.acquire().await?.detach();

@@ -9,13 +9,14 @@ use serde_json::{Map, Value, json};
 use sqlx::PgConnection;
 
 use super::{
-    DeploymentRole, Guard, NewDeployment, Slot,
-    deploy::Change,
+    DeploymentRole, Grant, Guard, NewDeployment, Slot,
+    deploy::{Change, distinct},
     version::{self, Version},
 };
 use crate::{consumers::Consumer, control::check_name};
 
-/// Checks the parts of a deployment that need no query: names, event versions, share and guard.
+/// Checks the parts of a deployment that need no query: names, event versions, share, guard and
+/// names of grants.
 pub(super) fn check(new: &NewDeployment) -> Result<(), InboxError> {
     check_name("handler", &new.handler)?;
     check_event_type(&new.slot.event_type)?;
@@ -34,6 +35,9 @@ pub(super) fn check(new: &NewDeployment) -> Result<(), InboxError> {
             )));
         }
         (_, Some(percent)) => check_percent(percent)?,
+    }
+    for grant in &new.grants {
+        grant.parse::<Grant>()?;
     }
     new.guard.as_ref().map_or(Ok(()), check_guard)
 }
@@ -113,6 +117,26 @@ pub(crate) fn check_limits(limits: &Map<String, Value>, policy: &Policy) -> Resu
     Ok(())
 }
 
+/// Checks that a version gets the grants that its imports need. A component that nothing inspected
+/// has no known imports; a host checks them when it loads it.
+pub(super) fn check_grants(version: &Version, grants: &[String]) -> Result<(), InboxError> {
+    let is_given = |grant: &Grant| grants.iter().any(|given| given == grant.name());
+    let missing = Grant::ALL.into_iter().filter(|grant| !is_given(grant));
+    for grant in missing {
+        if !version.imports(grant.interface()) {
+            continue;
+        }
+        let text = format!(
+            "version `{}` imports `{}`, and the deployment has no grant for it; deploy it with \
+                `--grant {grant}` where its handler may do so",
+            &hex::encode(&version.digest)[..12],
+            grant.interface()
+        );
+        return Err(InboxError::Conflict { code: "grant_missing", text });
+    }
+    Ok(())
+}
+
 /// Checks that the component's initial memory fits the limit. Otherwise it would fail every
 /// message.
 pub(super) fn check_memory(version: &Version, limits: &Limits) -> Result<(), InboxError> {
@@ -167,7 +191,8 @@ pub(super) async fn check_slot(
         .await?
         .ok_or_else(|| nothing_live(&new.slot))?;
     let same_settings = stable.settings == Value::Object(new.settings.clone())
-        && stable.limits == Value::Object(new.limits.clone());
+        && stable.limits == Value::Object(new.limits.clone())
+        && stable.grants == distinct(&new.grants);
     if stable.version_id == version.version_id && same_settings {
         return Err(InboxError::conflict(format!("this version is live for {} already", new.slot)));
     }
@@ -205,4 +230,56 @@ pub(super) fn nothing_live(slot: &Slot) -> InboxError {
     InboxError::NotFound(format!(
         "nothing is live for {slot}; `oncebox deploy` makes a version live"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(report: Option<Value>) -> Version {
+        Version {
+            version_id: 1,
+            handler: "h".to_owned(),
+            digest: vec![7; 32],
+            source_digest: None,
+            size: 1,
+            state: "ready".to_owned(),
+            problems: json!([]),
+            report,
+            compile_ms: None,
+            created_at: chrono::Utc::now(),
+            created_by: "test".to_owned(),
+        }
+    }
+
+    // What could go wrong: a version that sends messages goes live without the grant, and no host
+    // can load it; or one that sends nothing is refused.
+    #[test]
+    fn a_version_gets_the_grants_that_it_imports() {
+        let imports = |imports: &[&str]| version(Some(json!({ "imports": imports })));
+        let sends = imports(&["oncebox:handler/sql@0.1.0", "oncebox:handler/emit@0.2.0"]);
+        let error = check_grants(&sends, &[]).expect_err("no grant").to_string();
+        assert!(error.contains("`--grant emit`") && error.contains("070707070707"), "{error}");
+        let emit = [Grant::Emit.name().to_owned()];
+        assert!(check_grants(&sends, &emit).is_ok());
+        let near = imports(&["oncebox:handler/emitter@0.2.0", "oncebox:handler/sql@0.1.0"]);
+        for silent in [near, imports(&[]), version(Some(json!({}))), version(None)] {
+            assert!(check_grants(&silent, &[]).is_ok(), "{:?}", silent.report);
+            assert!(check_grants(&silent, &emit).is_ok(), "a grant that is not used");
+        }
+    }
+
+    // What could go wrong: a row holds a grant that no program knows, or two rows with the same
+    // grants differ, so that a rollback goes from one to the other.
+    #[test]
+    fn grants_are_of_the_closed_list_and_equal_when_they_are_the_same() {
+        let deployment = |grants: &[&str]| NewDeployment {
+            grants: grants.iter().map(|grant| (*grant).to_owned()).collect(),
+            ..NewDeployment::stable("*", "h", "")
+        };
+        assert!(check(&deployment(&["emit"])).is_ok());
+        let error = check(&deployment(&["emit", "http"])).expect_err("unknown").to_string();
+        assert!(error.contains("`http` is no grant of a deployment; there is `emit`"), "{error}");
+        assert_eq!(distinct(&deployment(&["emit", "emit"]).grants), ["emit"]);
+    }
 }

@@ -17,7 +17,10 @@ use crate::{
     consumers::{Consumer, state::lock},
     deployments::{
         Deployment, DeploymentRole, NewDeployment, Slot,
-        check::{check, check_limits, check_memory, check_migration, check_percent, check_slot},
+        check::{
+            check, check_grants, check_limits, check_memory, check_migration, check_percent,
+            check_slot,
+        },
         select, version,
     },
     handles::Deployments,
@@ -78,6 +81,7 @@ impl Deployments<'_> {
             version::find(change.connection, consumer.tenant_id, &new.handler, &new.version)
                 .await?;
         version.check_deployable()?;
+        check_grants(&version, &new.grants)?;
         check_memory(&version, &limits(&consumer.policy()?, &Value::Object(new.limits.clone()))?)?;
         check_migration(change.connection, &consumer, new).await?;
         check_slot(&mut change, new, &version).await?;
@@ -87,7 +91,8 @@ impl Deployments<'_> {
         let deployment_id = self.insert(&mut change, new, version.version_id).await?;
         change.finish(false).await?;
         let details = json!({ "deployment_id": deployment_id, "role": new.role, "event_type": new.slot.event_type,
-            "event_versions": new.slot.event_versions, "handler": new.handler, "digest": hex::encode(&version.digest), "percent": new.percent });
+            "event_versions": new.slot.event_versions, "handler": new.handler, "digest": hex::encode(&version.digest), "percent": new.percent,
+            "grants": distinct(&new.grants) });
         self.0
             .audit()
             .record(
@@ -270,8 +275,8 @@ impl Deployments<'_> {
     ) -> Result<i64, InboxError> {
         const INSERT: &str = "INSERT INTO oncebox.deployment (consumer_id, event_type, \
             event_versions, version_id, settings, limits, \
-            requires_migration, retries, role, percent, guard, generation, created_by) \
-            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) RETURNING \
+            requires_migration, retries, role, percent, guard, generation, created_by, grants) \
+            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) RETURNING \
             deployment_id";
         let guard = (new.role == DeploymentRole::Canary)
             .then(|| json!(new.guard.clone().unwrap_or_default()));
@@ -288,11 +293,12 @@ impl Deployments<'_> {
             .bind(new.percent)
             .bind(guard)
             .bind(change.generation)
-            .bind(&self.0.actor);
+            .bind(&self.0.actor)
+            .bind(distinct(&new.grants));
         Ok(insert.fetch_one(&mut *change.connection).await?)
     }
 
-    /// Inserts a new row with the version, settings and limits of the deployment `of`.
+    /// Inserts a new row with the version, settings, limits and grants of the deployment `of`.
     pub(super) async fn insert_again(
         &self,
         change: &mut Change<'_>,
@@ -306,6 +312,7 @@ impl Deployments<'_> {
             version: hex::encode(&of.digest),
             settings: object(&of.settings),
             limits: object(&of.limits),
+            grants: of.grants.clone(),
             requires_migration: of.requires_migration.clone(),
             retries: of.retries,
             role,
@@ -410,6 +417,14 @@ impl<'a> Change<'a> {
         raise.execute(&mut *self.connection).await?;
         Ok(())
     }
+}
+
+/// Returns names of grants in order, each once, so that rows with the same ones are equal.
+pub(super) fn distinct(grants: &[String]) -> Vec<String> {
+    let mut grants = grants.to_vec();
+    grants.sort_unstable();
+    grants.dedup();
+    grants
 }
 
 fn action(role: DeploymentRole) -> &'static str {

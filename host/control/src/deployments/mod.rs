@@ -21,7 +21,7 @@ pub(crate) mod shadow_install;
 // Results of a shadow.
 pub(crate) mod shadow_report;
 
-use oncebox_model::error::InboxError;
+use oncebox_model::{contract, error::InboxError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -91,6 +91,50 @@ impl TryFrom<String> for Retries {
     }
 }
 
+/// A right of a deployment beyond the tables of its tenant, which an operator gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Grant {
+    /// Sends messages after its commits, and cancels those that are not being sent yet.
+    Emit,
+}
+
+impl Grant {
+    /// All grants.
+    pub const ALL: [Self; 1] = [Self::Emit];
+
+    /// Returns the name of the grant in rows, in the API and in commands.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Emit => "emit",
+        }
+    }
+
+    /// Returns the interface that a component imports to use the grant, without its version.
+    pub(crate) fn interface(self) -> &'static str {
+        match self {
+            Self::Emit => contract::EMIT,
+        }
+    }
+}
+
+impl std::fmt::Display for Grant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl std::str::FromStr for Grant {
+    type Err = InboxError;
+
+    fn from_str(name: &str) -> Result<Self, InboxError> {
+        Self::ALL.into_iter().find(|grant| grant.name() == name).ok_or_else(|| {
+            InboxError::Invalid(format!(
+                "`{name:.60}` is no grant of a deployment; there is `emit`"
+            ))
+        })
+    }
+}
+
 /// The condition that ends a canary: a failure rate over the window that exceeds the stable
 /// version's by more than the margin.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -142,6 +186,8 @@ pub struct NewDeployment {
     pub settings: Map<String, Value>,
     /// Limits below the consumer's.
     pub limits: Map<String, Value>,
+    /// Names of its rights beyond the tenant's tables; see [`Grant`].
+    pub grants: Vec<String>,
     /// Name of the migration that the tenant's schema must hold.
     pub requires_migration: Option<String>,
     /// Version that runs a failed message again.
@@ -163,6 +209,7 @@ impl NewDeployment {
             version: version.to_owned(),
             settings: Map::new(),
             limits: Map::new(),
+            grants: Vec::new(),
             requires_migration: None,
             retries: Retries::Live,
             role: DeploymentRole::Stable,
@@ -197,6 +244,8 @@ pub struct Deployment {
     pub settings: Value,
     /// Limits below the consumer's.
     pub limits: Value,
+    /// Names of its rights beyond the tenant's tables; see [`Grant`].
+    pub grants: Vec<String>,
     /// Name of the migration that the tenant's schema must hold.
     pub requires_migration: Option<String>,
     /// Version that runs a failed message again.
@@ -220,6 +269,13 @@ pub struct Deployment {
     pub ended_reason: Option<String>,
 }
 
+impl Deployment {
+    /// Returns whether its handler may emit outgoing messages.
+    pub fn may_emit(&self) -> bool {
+        self.grants.iter().any(|grant| grant == Grant::Emit.name())
+    }
+}
+
 /// The live deployments of a consumer, with their generation.
 #[derive(Debug, Clone)]
 pub struct LiveDeployments {
@@ -233,8 +289,8 @@ pub struct LiveDeployments {
 
 pub(crate) const DEPLOYMENT: &str = "SELECT d.deployment_id, d.event_type, d.event_versions, \
     d.role, d.percent, h.name AS handler, \
-    v.version_id, v.digest, d.settings, d.limits, d.requires_migration, d.retries, d.guard, \
-    d.generation, d.created_at, d.created_by, \
+    v.version_id, v.digest, d.settings, d.limits, d.grants, d.requires_migration, d.retries, \
+    d.guard, d.generation, d.created_at, d.created_by, \
     d.ended_at, d.ended_how, d.ended_reason \
     FROM oncebox.deployment d JOIN oncebox.version v USING (version_id) JOIN oncebox.handler h \
     USING (handler_id) ";

@@ -99,13 +99,13 @@ impl Change<'_> {
             IS NOT DISTINCT FROM $3 \
             AND d.role = 'stable' AND d.ended_at IS NOT NULL \
             AND CASE WHEN $4::text IS NULL THEN d.ended_how <> 'rolled_back' AND (d.version_id, \
-            d.settings, d.limits) <> ($5, $6, $7) \
+            d.settings, d.limits, d.grants) <> ($5, $6, $7, $8) \
                      AND NOT EXISTS (SELECT FROM oncebox.deployment w WHERE w.consumer_id = \
                      d.consumer_id AND w.event_type = d.event_type \
                          AND w.event_versions IS NOT DISTINCT FROM d.event_versions AND \
                          w.ended_how = 'rolled_back' AND w.deployment_id > d.deployment_id \
-                         AND (w.version_id, w.settings, w.limits) = (d.version_id, d.settings, \
-                         d.limits)) \
+                         AND (w.version_id, w.settings, w.limits, w.grants) = (d.version_id, \
+                         d.settings, d.limits, d.grants)) \
                      ELSE encode(v.digest, 'hex') LIKE $4 || '%' END \
             ORDER BY d.deployment_id DESC LIMIT 1";
         let to = to.map(version::check_prefix).transpose()?;
@@ -116,7 +116,8 @@ impl Change<'_> {
             .bind(&to)
             .bind(live.version_id)
             .bind(&live.settings)
-            .bind(&live.limits);
+            .bind(&live.limits)
+            .bind(&live.grants);
         let found = query.fetch_optional(&mut *self.connection).await?;
         found.ok_or_else(|| {
             InboxError::NotFound(match to {

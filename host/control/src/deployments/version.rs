@@ -79,6 +79,14 @@ fn select<'q>(
 }
 
 impl Version {
+    /// Returns whether the component imports an interface, in any version of it.
+    pub(crate) fn imports(&self, interface: &str) -> bool {
+        let imports = self.report.as_ref().and_then(|report| report["imports"].as_array());
+        imports.into_iter().flatten().filter_map(Value::as_str).any(|import| {
+            import.split_once('@').map_or(import, |(interface, _)| interface) == interface
+        })
+    }
+
     /// Returns whether the component takes the messages of a transaction in one call.
     pub(crate) fn takes_batches(&self) -> bool {
         self.report.as_ref().is_some_and(|report| report["world"] == "batch")

@@ -8,6 +8,7 @@
 mod access;
 mod archive;
 mod budgets;
+mod endpoints;
 mod functions;
 mod ids;
 mod logins;
@@ -158,6 +159,7 @@ impl<'a> Doctor<'a> {
         findings.extend(self.topics_are_apart().await);
         findings.extend(self.archive_is_there().await);
         findings.extend(self.stores_are_open().await);
+        findings.extend(self.endpoints_are_allowed().await);
         findings.extend(self.budgets_are_kept().await);
         findings.sort_by(|a, b| (a.severity, &a.place).cmp(&(b.severity, &b.place)));
         Ok(findings)

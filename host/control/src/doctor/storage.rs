@@ -3,7 +3,7 @@
 use sqlx::AssertSqlSafe;
 
 use super::{Check, Finding, Look, Severity};
-use crate::database::schema::{BUCKETS_AHEAD, MISSING_PARTITIONS};
+use crate::database::schema::{BUCKETS_AHEAD, MISSING_PARTITIONS, OUTGOING};
 
 const CHECK: &str = "partitions";
 
@@ -22,6 +22,15 @@ pub(super) const CHECKS: &[Check] = &[
          WHERE c.relnamespace = 'oncebox'::regnamespace AND c.relkind = 'r' AND NOT c.relispartition
               AND NOT EXISTS (SELECT FROM oncebox.removal m WHERE m.partition_name = c.relname AND \
             m.state = 'counted')
+         UNION ALL
+         SELECT 'warning', format('the table %s is no partition of the outgoing messages any more, \
+            or not yet; its rows are not sent', c.oid::regclass),
+                format('ALTER TABLE oncebox.outgoing ATTACH PARTITION %s FOR VALUES FROM (%L) TO \
+            (%L)', c.oid::regclass, d.from_at, d.from_at + interval '24 hours')
+         FROM pg_class c CROSS JOIN LATERAL (SELECT to_timestamp(substring(c.relname from \
+            '\\d{8}$') || '+00', 'YYYYMMDDTZH') AS from_at) d
+         WHERE c.relnamespace = 'oncebox'::regnamespace AND c.relkind = 'r' AND NOT \
+            c.relispartition AND c.relname ~ '^outgoing_\\d{8}$'
          UNION ALL
          SELECT 'warning', format('detaching the partition %s of the inbox was begun and not \
             finished', i.inhrelid::regclass),
@@ -123,9 +132,10 @@ impl Look<'_> {
     }
 
     fn missing(&self, parent: &str, name: &str, from: &str, to: &str) -> Finding {
+        let of = if parent == OUTGOING { "outgoing messages" } else { "the inbox" };
         let found = format!(
-            "the partition `{name}` of the inbox, for {from} to {to}, is missing; without it \
-                messages of that time stop"
+            "the partition `{name}` of {of}, for {from} to {to}, is missing; without it messages \
+                of that time stop"
         );
         let sql = format!(
             "CREATE TABLE oncebox.{name} PARTITION OF oncebox.{parent} FOR VALUES FROM ('{from}') \

@@ -223,6 +223,15 @@ impl InboxErasure {
             let erased = self.erase(connection, row, consumer, &window.found).await?;
             self.record(connection, consumer.consumer_id, &erased).await?;
         }
+        // With `dedup = "off"` a message may have no row, and what its handler sent has.
+        if let ErasureTarget::MessageId(id) = &self.target
+            && !window.found.contains(id)
+        {
+            let free = self.erase_sent(connection, consumer, std::slice::from_ref(id)).await?;
+            if free.is_empty() {
+                return Ok(ErasureStep::Waits(ErasureWait::Messages(1)));
+            }
+        }
         // Differences outlast the row of their message.
         let trials = match &self.target {
             ErasureTarget::MessageId(id) => std::slice::from_ref(id),
@@ -294,7 +303,7 @@ impl InboxErasure {
         self.vacuum_later(connection, &tables).await
     }
 
-    async fn vacuum_later(
+    pub(super) async fn vacuum_later(
         &self,
         connection: &mut PgConnection,
         tables: &BTreeSet<&str>,

@@ -2,6 +2,8 @@
 //! are settled, and no worker holds one. So they are emptied in their tables, and what is archived
 //! of them afterwards is empty, too.
 
+use std::collections::BTreeSet;
+
 use chrono::{DateTime, Utc};
 use oncebox_model::error::InboxError;
 use sqlx::{AssertSqlSafe, PgConnection};
@@ -87,12 +89,34 @@ impl InboxErasure {
     ) -> Result<ErasureWindow, InboxError> {
         let seen = window::look(connection, &table.name, consumer, &self.target, after).await?;
         let window = ErasureWindow::of(seen);
-        if !window.found.is_empty() {
-            let erased =
-                self.erase_removed(connection, row, table, consumer, &window.found).await?;
+        let free = self.erase_sent(connection, consumer, &window.found).await?;
+        if !free.is_empty() {
+            let erased = self.erase_removed(connection, row, table, consumer, &free).await?;
             self.record(connection, consumer.consumer_id, &erased).await?;
         }
         Ok(window)
+    }
+
+    /// Erases what the handlers of these messages sent, and returns the messages of which no relay
+    /// sends anything now. The others are found again in the next pass.
+    pub(super) async fn erase_sent(
+        &self,
+        connection: &mut PgConnection,
+        consumer: &ErasedConsumer,
+        ids: &[String],
+    ) -> Result<Vec<String>, InboxError> {
+        const ERASE: &str = "SELECT u.id, e.is_held, coalesce(e.partitions, '{}') \
+            FROM unnest($2::text[]) AS u(id) \
+            CROSS JOIN LATERAL oncebox.erase_outgoing($1, u.id) AS e";
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let query = sqlx::query_as(ERASE).bind(consumer.consumer_id).bind(ids);
+        let erased: Vec<(String, bool, Vec<String>)> = query.fetch_all(&mut *connection).await?;
+        let tables: BTreeSet<&str> =
+            erased.iter().flat_map(|(.., tables)| tables).map(String::as_str).collect();
+        self.vacuum_later(connection, &tables).await?;
+        Ok(erased.into_iter().filter(|(_, is_held, _)| !is_held).map(|(id, ..)| id).collect())
     }
 
     /// Empties messages in a table, as `oncebox.erase` does in the inbox.
@@ -119,6 +143,9 @@ impl InboxErasure {
              errors AS (UPDATE oncebox.inbox_history h SET error = NULL FROM erased i \
                 WHERE h.consumer_id = $1 AND h.message_id = i.message_id AND h.at < $3 \
                   AND h.error IS NOT NULL RETURNING h.message_id), \
+             failures AS (UPDATE oncebox.replay_failure f SET error = NULL \
+                FROM oncebox.replay r, erased i WHERE r.replay_id = f.replay_id \
+                  AND r.consumer_id = $1 AND f.message_id = i.message_id AND f.at < $3), \
              entries AS (INSERT INTO oncebox.inbox_history (consumer_id, message_id, event, \
                 reason, actor) SELECT $1, i.message_id, 'erased', $4, $5 FROM erased i) \
              SELECT i.message_id AS id, i.status, \

@@ -10,6 +10,7 @@ use crate::{
     deployments::{DeploymentRole, Slot},
     handles::Messages,
     messages::{list::InboxDetail, next_step::NextStep},
+    outgoing::list::CausedMessages,
 };
 
 /// Newest history entries that are returned. Operators' actions and failures add entries;
@@ -33,6 +34,8 @@ pub struct MessageHistory {
     pub waits_until: Option<DateTime<Utc>>,
     /// State of its consumer; the tenant's state, in words, where that is not `active`.
     pub consumer_state: String,
+    /// Outgoing messages that its run emitted.
+    pub outgoing: CausedMessages,
     /// Next step of the message.
     pub next: NextStep,
 }
@@ -43,7 +46,7 @@ pub struct HistoryEvent {
     /// Time of the event.
     pub at: DateTime<Utc>,
     /// Kind: `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `edited`,
-    /// `restored` or `erased`.
+    /// `restored`, `erased` or `replayed`.
     pub event: String,
     /// Number of the run, since the message was first received or last redriven.
     pub attempt: Option<i32>,
@@ -125,6 +128,8 @@ impl Messages<'_> {
         let blocked_by = blocked_by(&database.pool, found.consumer_id, message_id).await?;
         let aggregate =
             found.sequence_version.map(|version| AggregateVersion { version, at: found.at });
+        let outgoing =
+            self.0.outgoing().caused(&database.pool, found.consumer_id, message_id).await?;
         let consumer_state = if row.tenant_state.is_active() {
             row.state.to_string()
         } else {
@@ -138,6 +143,7 @@ impl Messages<'_> {
             aggregate,
             waits_until: found.waits_until,
             consumer_state,
+            outgoing,
             next: NextStep { text: String::new(), commands: Vec::new() },
         };
         message.next = message.next_step(&row.policy()?);

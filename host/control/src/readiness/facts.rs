@@ -7,8 +7,8 @@ use oncebox_model::{
 use serde_json::Value;
 
 use crate::{
-    consumers::Consumer, deployments::verification::Verification, handles::Consumers,
-    hosts::HEARTBEAT_TIMEOUT,
+    consumers::Consumer, deployments::verification::Verification,
+    endpoints::settings::TenantEndpoint, handles::Consumers, hosts::HEARTBEAT_TIMEOUT,
 };
 
 /// What hosts are to do for a consumer.
@@ -61,6 +61,8 @@ pub struct ReadinessFacts {
     pub versions: Vec<LiveVersion>,
     /// Hosts that run.
     pub hosts: Vec<LiveHost>,
+    /// Endpoints of the tenant, to which handlers that emit may send.
+    pub endpoints: Vec<TenantEndpoint>,
 }
 
 /// A live version with the report of its component.
@@ -88,6 +90,7 @@ impl Consumers<'_> {
             },
             versions: self.live_versions(consumer.consumer_id).await?,
             hosts: self.live_hosts(consumer.consumer_id).await?,
+            endpoints: self.0.endpoints().list(&consumer.tenant).await?,
         })
     }
 

@@ -60,6 +60,7 @@ pub(super) fn sound_facts() -> ReadinessFacts {
             run_state: "running".to_owned(),
             run_revision: 1,
         }],
+        endpoints: Vec::new(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The parts about what surrounds the inbox: external idempotency, replay policy, crash tests.
 
 use oncebox_model::{
-    contract::is_given,
+    contract::{is_emit, is_given},
     policy::{Dedup, HorizonVerdict, OutsideEffects, PastHorizon, PayloadPolicy},
 };
 
@@ -14,7 +14,37 @@ use super::{
 
 impl ReadinessInput<'_> {
     pub(super) fn external_idempotency(&self) -> Vec<ReadinessFact> {
-        vec![self.imports(), self.outside(), self.doctor(OF_OUTSIDE)]
+        let mut facts = vec![self.imports(), self.outside(), self.doctor(OF_OUTSIDE)];
+        facts.extend(self.endpoints());
+        facts
+    }
+
+    /// Tells what endpoints do with a request that is repeated, as was decided for each. Nothing
+    /// where no version emits, or the tenant has no endpoint.
+    fn endpoints(&self) -> Option<ReadinessFact> {
+        const NAME: &str = "endpoints";
+        let versions = &self.facts.versions;
+        let mut imports = versions.iter().flat_map(|version| version.imports.iter().flatten());
+        if !imports.any(|import| is_emit(import)) || self.facts.endpoints.is_empty() {
+            return None;
+        }
+        let accepted: Vec<_> = self
+            .facts
+            .endpoints
+            .iter()
+            .filter_map(|endpoint| {
+                let by = endpoint.duplicates_accepted_by.as_deref()?;
+                let because = endpoint.duplicates_because.as_deref().unwrap_or_default();
+                Some(format!("`{}` (accepted by {by}: {because})", endpoint.name))
+            })
+            .collect();
+        let found = match accepted.is_empty() {
+            true => {
+                "the endpoints of the tenant recognise a repeated request by its key".to_owned()
+            }
+            false => format!("these endpoints may act twice: {}", listed(&accepted)),
+        };
+        Some(ReadinessFact::met(NAME, found))
     }
 
     /// Answers whether the versions that run import nothing that reaches out of the database.
@@ -47,7 +77,16 @@ impl ReadinessInput<'_> {
                 "build the component again and deploy it",
             );
         }
-        ReadinessFact::met(NAME, "handlers have no network")
+        let mut imports = versions.iter().flat_map(|version| version.imports.iter().flatten());
+        ReadinessFact::met(
+            NAME,
+            match imports.any(|import| is_emit(import)) {
+                true => {
+                    "handlers have no network, and what they send has an id derived from its cause"
+                }
+                false => "handlers have no network",
+            },
+        )
     }
 
     /// Answers what programs do with the rows that handlers write, as the owner declares it.

@@ -15,6 +15,8 @@ mod count;
 mod pauses;
 // One run over every database.
 mod run_all;
+// The removal of old outgoing messages.
+mod outgoing;
 
 use std::time::Duration;
 

@@ -80,6 +80,11 @@ const STAYING: [&str; 2] = [
 /// The entry `h` of the erasure of a message `i`, which has the time of its transaction.
 const ERASED: &str = "h.event = 'erased' AND h.at = i.erased_at";
 
+/// The entry `h` of a replay of a message `i`, at any time after its completion. That of a message
+/// that came again under the id has the row of that message before it.
+const REPLAYED: &str = "h.event = 'replayed' AND NOT EXISTS (SELECT FROM oncebox.inbox n \
+    WHERE n.consumer_id = i.consumer_id AND n.message_id = i.message_id AND n.received_at <= h.at)";
+
 /// Messages that one transaction moves.
 const MOVED_AT_ONCE: i64 = 200;
 /// Longest wait for messages that must stay and that others hold locked.
@@ -259,7 +264,7 @@ async fn delete_history(
     let query = sqlx::query_scalar(CONSUMERS).bind(partition.retention_class);
     // From consumer to consumer, so that no transaction is that of the whole partition.
     let consumers: Vec<i32> = query.fetch_all(&mut *connection).await?;
-    let later = format!("OR {ERASED}");
+    let later = format!("OR {ERASED} OR {REPLAYED}");
     for (table, later) in [("inbox_history", &*later), ("inbox_edit", "")] {
         let delete = format!(
             "DELETE FROM oncebox.{table} h USING oncebox.{name} i \
@@ -272,6 +277,22 @@ async fn delete_history(
             delete.bind(consumer_id).execute(&mut *connection).await?;
         }
     }
+    delete_replay_failures(connection, partition).await
+}
+
+/// Deletes what replays keep of the failures of the messages in a detached partition. Each keeps a
+/// hundred at most.
+async fn delete_replay_failures(
+    connection: &mut PgConnection,
+    partition: &TimePartition,
+) -> Result<(), InboxError> {
+    let delete = format!(
+        "DELETE FROM oncebox.replay_failure f USING oncebox.replay r, oncebox.{name} i \
+         WHERE r.replay_id = f.replay_id AND i.consumer_id = r.consumer_id \
+           AND i.message_id = f.message_id",
+        name = partition.name
+    );
+    sqlx::query(AssertSqlSafe(delete)).execute(connection).await?;
     Ok(())
 }
 

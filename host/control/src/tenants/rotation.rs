@@ -105,9 +105,12 @@ impl Tenants<'_> {
                 .transpose()?;
             let stores = self.0.tenant_stores();
             let is_new_for_stores = stores.seal_anew(&mut tx, &keys, new, tenant).await?;
+            let endpoints = self.0.endpoints();
+            let is_new_for_endpoints = endpoints.seal_anew(&mut tx, &keys, new, tenant).await?;
             if Some(&credentials) == tenant.credentials.as_ref()
                 && database_url == tenant.database_url
                 && !is_new_for_stores
+                && !is_new_for_endpoints
             {
                 rotation.unchanged += 1;
                 continue;

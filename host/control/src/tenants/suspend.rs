@@ -2,6 +2,7 @@
 //! revision in its own transaction. Hosts compare the revision with the one they run, and act.
 
 use oncebox_model::{error::InboxError, status::TenantState};
+use oncebox_sender::AllowedHosts;
 use serde_json::{Map, Value, json};
 use sqlx::PgConnection;
 
@@ -75,6 +76,8 @@ impl Tenants<'_> {
         let mut tx = self.0.pool.begin().await?;
         let tenant = self.lock(&mut tx, name).await?;
         let limits = tenant.limits.changed(changes)?;
+        AllowedHosts::parse(limits.endpoint_hosts_allowed())
+            .map_err(|fault| InboxError::Invalid(format!("`endpoint_hosts_allowed`: {fault}")))?;
         if limits == tenant.limits {
             tx.rollback().await?;
             return Ok(tenant);

@@ -37,6 +37,7 @@ pub fn local_api(config: &Config, admin: Control) -> Result<Api> {
         request_timeout: PATIENCE,
         upload_timeout: PATIENCE,
         connections_max: config.database.connections_max,
+        outgoing_days: config.retention.outgoing_days,
         ..Limits::default()
     };
     let principal = Principal::local(std::env::var("USER").unwrap_or_else(|_| "cli".to_owned()));

@@ -44,6 +44,12 @@ pub async fn carry_out(api: &Api, changes: &[PlanLine<'_>]) -> Result<Applied> {
                     api.post(&path(&["tenants", tenant, "migrations"]), &migration.to_send()).await;
                 made.with_context(|| format!("`{}`", migration.path.display()))?;
             }
+            What::Endpoint { tenant, endpoint } => {
+                let path = path(&["tenants", tenant, "endpoints", &endpoint.name]);
+                let set: Result<wire::EndpointChangeBody> =
+                    api.put_json(&path, &endpoint.settings).await;
+                set.with_context(|| format!("endpoint `{}` of tenant `{tenant}`", endpoint.name))?;
+            }
             What::Consumer { tenant, consumer } => {
                 let new = NewConsumer {
                     name: consumer.name.clone(),
@@ -102,6 +108,7 @@ async fn deploy(
         limits,
         requires_migration,
         retries,
+        grants,
     } = deployment;
     let slot = Slot {
         tenant: tenant.to_owned(),
@@ -121,6 +128,7 @@ async fn deploy(
         limits: limits.clone(),
         requires_migration: requires_migration.clone(),
         retries: *retries,
+        grants: grants.clone(),
     };
     let deployed: Result<wire::DeploymentBody> = api.post(&slot.path(&["deployments"]), &new).await;
     let deployed = deployed.with_context(|| format!("failed to deploy to {}", slot.shown()))?;

@@ -7,13 +7,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use oncebox_api::wire::RetriesBody;
+use oncebox_api::wire::{GrantBody, RetriesBody};
 use oncebox_model::policy::{Policy, toml_error};
 use oncebox_server::brokers::check_kafka;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
+use super::endpoint::{EndpointEntry, EndpointSpec};
 use crate::{
     migration::{Migration, Open},
     policy_file::read_policy,
@@ -36,6 +37,8 @@ struct TenantEntry {
     migrations: Vec<PathBuf>,
     #[serde(default)]
     consumer: Vec<ConsumerEntry>,
+    #[serde(default)]
+    endpoint: Vec<EndpointEntry>,
 }
 
 #[derive(Deserialize)]
@@ -63,6 +66,8 @@ struct DeploymentEntry {
     requires_migration: Option<String>,
     #[serde(default)]
     retries: RetriesBody,
+    #[serde(default)]
+    grants: Vec<GrantBody>,
 }
 
 /// A tenant as it should be.
@@ -70,6 +75,7 @@ struct DeploymentEntry {
 pub struct TenantSpec {
     pub name: String,
     pub migrations: Vec<Migration>,
+    pub endpoints: Vec<EndpointSpec>,
     pub consumers: Vec<ConsumerSpec>,
 }
 
@@ -92,6 +98,7 @@ pub struct DeploymentSpec {
     pub limits: Map<String, Value>,
     pub requires_migration: Option<String>,
     pub retries: RetriesBody,
+    pub grants: Vec<GrantBody>,
 }
 
 /// Origin of a version.
@@ -141,7 +148,7 @@ pub fn parse(path: &Path, text: &str, open: Open<'_>) -> Result<Vec<TenantSpec>>
 }
 
 fn tenant(dir: &Path, open: Open<'_>, entry: TenantEntry) -> Result<TenantSpec> {
-    let TenantEntry { name, migrations, consumer } = entry;
+    let TenantEntry { name, migrations, consumer, endpoint } = entry;
     let migrations: Vec<_> = migrations
         .iter()
         .map(|path| Migration::read(&dir.join(path), open))
@@ -152,11 +159,14 @@ fn tenant(dir: &Path, open: Open<'_>, entry: TenantEntry) -> Result<TenantSpec> 
             .map(|migration| format!("migration `{}` of tenant `{name}`", migration.name)),
     )?;
     once(consumer.iter().map(|consumer| format!("consumer `{name}/{}`", consumer.name)))?;
+    once(endpoint.iter().map(|entry| format!("endpoint `{}` of tenant `{name}`", entry.name())))?;
+    let endpoints =
+        endpoint.into_iter().map(|entry| entry.read(dir, open, &name)).collect::<Result<_>>()?;
     let consumers = consumer
         .into_iter()
         .map(|entry| consumer_of(dir, open, &name, entry))
         .collect::<Result<_>>()?;
-    Ok(TenantSpec { name, migrations, consumers })
+    Ok(TenantSpec { name, migrations, endpoints, consumers })
 }
 
 fn consumer_of(
@@ -205,6 +215,7 @@ fn deployment_of(
         limits,
         requires_migration,
         retries,
+        mut grants,
     } = entry;
     let subject = format!(
         "the deployment of {} of `{consumer}`",
@@ -224,6 +235,8 @@ fn deployment_of(
     if let Some((key, _)) = settings.iter().find(|(_, value)| !scalar(value)) {
         bail!("setting `{key}` of {subject} is neither a string, a number nor true or false");
     }
+    grants.sort_unstable();
+    grants.dedup();
     Ok(DeploymentSpec {
         event_type,
         event_versions,
@@ -233,6 +246,7 @@ fn deployment_of(
         limits,
         requires_migration,
         retries,
+        grants,
     })
 }
 
@@ -297,9 +311,14 @@ mod tests {
             (
                 "[[tenant]]\nname = 'a'\nmigration = []",
                 ", line 3: unknown field `migration`, expected one of `name`, `migrations`, \
-                    `consumer`".to_owned(),
+                    `consumer`, `endpoint`".to_owned(),
             ),
             ("[[tenant]]\nname = 'a'\n[[tenant]]\nname = 'a'", ": tenant `a` is there twice".to_owned()),
+            (
+                "[[tenant]]\nname = 'a'\n[[tenant.endpoint]]\nname = 'p'\nurl = { file = 'no' }",
+                ": endpoint `p` of tenant `a`: failed to read a secret from `DIR/no`: No such file \
+                    or directory (os error 2)".to_owned(),
+            ),
             ("[[tenant]]\nname = 'a'\nmigrations = ['1.sql', '1.sql']", ": migration `1` of tenant \
                 `a` is there twice".to_owned()),
             (
@@ -341,6 +360,10 @@ mod tests {
                 ", line 9: unknown variant `never`, expected `live` or `pinned`".to_owned(),
             ),
             (
+                &format!("{deployment}component = 'a.wasm'\ngrants = ['send']"),
+                ", line 9: unknown variant `send`, expected `emit`".to_owned(),
+            ),
+            (
                 &format!("{deployment}component = 'a.wasm'\nsettings = {{ x = [] }}"),
                 ": setting `x` of the deployment of `e` of `a/c` is neither a string, a number nor \
                     true or false".to_owned(),
@@ -355,5 +378,7 @@ mod tests {
             assert_eq!(error(text), format!("`DIR/x.toml` cannot be applied{line}"), "{text}");
         }
         assert_eq!(error(&format!("{deployment}component = 'a.wasm'")), "none");
+        let granted = format!("{deployment}component = 'a.wasm'\ngrants = ['emit', 'emit']");
+        assert_eq!(error(&granted), "none");
     }
 }

@@ -1,8 +1,10 @@
-//! Tenants, consumers and deployments as a file says them. The file is compared with what is there,
-//! and the plan is shown before anything changes. It never takes anything away.
+//! Tenants, endpoints, consumers and deployments as a file says them. The file is compared with what
+//! is there, and the plan is shown before anything changes. It never takes anything away.
 
 // The file, read and checked.
 mod file;
+// The endpoints of the file.
+mod endpoint;
 // What is there, compared with what should be.
 mod plan;
 // The plan, step by step.

@@ -7,9 +7,9 @@ use oncebox_api::wire;
 use oncebox_model::policy::Policy;
 use serde_json::{Value, json};
 
-use super::file;
+use super::{endpoint::EndpointSpec, file};
 use crate::{
-    api::{Api, Refused, path},
+    api::{Api, Refused, path, with_query},
     migration::Migration,
     upload::short,
 };
@@ -39,6 +39,7 @@ pub(super) enum What<'a> {
     Tenant(&'a file::TenantSpec),
     Version { tenant: &'a str, handler: &'a str, source: &'a file::VersionSource },
     Migration { tenant: &'a str, migration: &'a Migration },
+    Endpoint { tenant: &'a str, endpoint: &'a EndpointSpec },
     Consumer { tenant: &'a str, consumer: &'a file::ConsumerSpec },
     Deployment { tenant: &'a str, consumer: &'a str, deployment: &'a file::DeploymentSpec },
 }
@@ -62,6 +63,9 @@ pub async fn compare<'a>(api: &Api, tenants: &'a [file::TenantSpec]) -> Result<V
         changes.extend(missing_versions(tenant, &versions));
         for migration in &tenant.migrations {
             changes.push(compare_migration(&tenant.name, migration, found.as_ref())?);
+        }
+        for endpoint in &tenant.endpoints {
+            changes.push(compare_endpoint(api, &tenant.name, endpoint, found.is_some()).await?);
         }
         for consumer in &tenant.consumers {
             let known = found.as_ref().and_then(|found| found.consumers.get(&consumer.name));
@@ -186,6 +190,30 @@ fn compare_migration<'a>(
     Ok(PlanLine::new(is_applied, What::Migration { tenant, migration }))
 }
 
+/// Compares an endpoint. Its secrets are compared by the host, which names them and shows none.
+async fn compare_endpoint<'a>(
+    api: &Api,
+    tenant: &'a str,
+    endpoint: &'a EndpointSpec,
+    is_there: bool,
+) -> Result<PlanLine<'a>> {
+    let line = PlanLine::new(false, What::Endpoint { tenant, endpoint });
+    if !is_there {
+        return Ok(line);
+    }
+    let path = path(&["tenants", tenant, "endpoints", &endpoint.name]);
+    let path = with_query(&path, &[("dry_run", Some("true".to_owned()))]);
+    let compared: Result<wire::EndpointChangeBody> = api.put_json(&path, &endpoint.settings).await;
+    let compared =
+        compared.with_context(|| format!("endpoint `{}` of tenant `{tenant}`", endpoint.name))?;
+    let sign = match (compared.is_new, compared.changed.is_empty()) {
+        (true, _) => Sign::Create,
+        (false, true) => Sign::Keep,
+        (false, false) => Sign::Change,
+    };
+    Ok(PlanLine { sign, details: compared.changed, ..line })
+}
+
 fn compare_consumer<'a>(
     tenant: &'a str,
     consumer: &'a file::ConsumerSpec,
@@ -304,6 +332,8 @@ fn compare_deployment<'a>(
         shown(deployment.requires_migration.as_ref()),
     );
     say("retries", now.retries.clone(), name_of(deployment.retries).to_owned());
+    let granted: Vec<_> = deployment.grants.iter().map(|grant| grant.name().to_owned()).collect();
+    say("grants", listed(&now.grants), listed(&granted));
     for (name, before, after) in [
         ("settings", &now.settings, &deployment.settings),
         ("limits", &now.limits, &deployment.limits),
@@ -320,6 +350,10 @@ fn name_of(retries: wire::RetriesBody) -> &'static str {
         wire::RetriesBody::Live => "live",
         wire::RetriesBody::Pinned => "pinned",
     }
+}
+
+fn listed(names: &[String]) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
 fn shown(value: Option<&String>) -> String {
@@ -346,6 +380,9 @@ impl<'a> PlanLine<'a> {
             ),
             What::Migration { tenant, migration } => {
                 ("migration", format!("{tenant} {}", migration.name))
+            }
+            What::Endpoint { tenant, endpoint } => {
+                ("endpoint", format!("{tenant} {}", endpoint.name))
             }
             What::Consumer { tenant, consumer } => {
                 ("consumer", format!("{tenant}/{}", consumer.name))

@@ -1,4 +1,5 @@
-//! The content of the tables when every event had its effect exactly once.
+//! The content of the tables when every event had its effect exactly once, and what left them for
+//! others.
 //!
 //! It is computed from the events' JSON alone, with no code in common with the handlers, so that
 //! the two cannot be wrong in one way.
@@ -6,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use super::input::{Event, Input, TENANTS};
 
@@ -17,7 +19,11 @@ pub(crate) type Progress = (Option<String>, i64);
 /// Event, action and repository of one delivery, and the number of its rows, which is one.
 pub(crate) type Audit = (String, Option<String>, Option<i64>, i64);
 
-/// One tenant's tables, ordered, so that two are compared with `==`.
+/// Event type and payload of the message that one delivery sends to a receiver, and the number of
+/// its ids, which is one.
+pub(crate) type SentMessage = (String, Value, i64);
+
+/// One tenant's tables and what left them, ordered, so that two are compared with `==`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Expected {
     /// Activity by repository.
@@ -28,6 +34,10 @@ pub(crate) struct Expected {
     pub(crate) pull_requests: BTreeMap<(i64, i64), Progress>,
     /// Audit rows by delivery. A doubled effect shows as a number of rows above one.
     pub(crate) audit: BTreeMap<String, Audit>,
+    /// Events in the tenant's topic, by the delivery that causes them.
+    pub(crate) events: BTreeMap<String, SentMessage>,
+    /// Calls of the provider for the tenant, by the delivery that causes them.
+    pub(crate) calls: BTreeMap<String, SentMessage>,
 }
 
 /// Returns the expected tables of every tenant, by its index.
@@ -46,6 +56,7 @@ struct Payload {
     repository: Option<Repository>,
     issue: Option<Numbered>,
     pull_request: Option<Numbered>,
+    comment: Option<Comment>,
     #[serde(default)]
     commits: Vec<Commit>,
 }
@@ -53,6 +64,14 @@ struct Payload {
 #[derive(Deserialize)]
 struct Repository {
     id: i64,
+    #[serde(default)]
+    full_name: String,
+}
+
+#[derive(Deserialize)]
+struct Comment {
+    id: i64,
+    html_url: String,
 }
 
 #[derive(Deserialize)]
@@ -86,6 +105,9 @@ impl ExpectedTenant {
         if let Some(id) = repository {
             self.add_to_repository(id, name, &payload);
         }
+        if name.ends_with("_comment") {
+            self.send(&event.delivery, &payload);
+        }
         let row = (name.to_owned(), payload.action, repository, 1);
         self.tables.audit.insert(event.delivery.clone(), row);
         Ok(())
@@ -101,6 +123,26 @@ impl ExpectedTenant {
             }
             _ => {}
         }
+    }
+
+    /// Adds the messages to others that a comment causes: an event and a mail.
+    fn send(&mut self, delivery: &str, payload: &Payload) {
+        let Payload {
+            action: Some(action),
+            repository: Some(repository),
+            comment: Some(comment),
+            ..
+        } = payload
+        else {
+            return;
+        };
+        let url = &comment.html_url;
+        let event = json!({ "repository": repository.id, "comment": comment.id, "url": url });
+        let event = (format!("comment.{action}"), event, 1);
+        self.tables.events.insert(delivery.to_owned(), event);
+        let text = format!("comment {action}: {url}");
+        let mail = json!({ "to": repository.full_name, "text": text });
+        self.tables.calls.insert(delivery.to_owned(), ("comment.mail".to_owned(), mail, 1));
     }
 
     fn count(&mut self, repository: i64, (commits, pushes, stars): Activity) {
@@ -144,8 +186,6 @@ fn newest(histories: BTreeMap<(i64, i64), History>) -> BTreeMap<(i64, i64), Prog
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 mod tests {
-    use serde_json::{Value, json};
-
     use super::*;
 
     fn event(delivery: usize, name: &str, payload: Value) -> Event {
@@ -230,11 +270,35 @@ mod tests {
     }
 
     #[test]
+    fn a_comment_causes_an_event_and_a_mail() {
+        let comment = json!({ "id": 7, "html_url": "https://github.com/octo/r#7" });
+        let payload = |repository: Value| {
+            let comment = &comment;
+            json!({ "action": "edited", "repository": repository, "comment": comment })
+        };
+        let repository = json!({ "id": 1, "full_name": "octo/r" });
+        let tables = tables(&[
+            ("issue_comment", payload(repository.clone())),
+            ("issue_comment", payload(Value::Null)),
+            ("issues", payload(repository)),
+        ]);
+        let event = json!({ "repository": 1, "comment": 7, "url": "https://github.com/octo/r#7" });
+        let mail = json!({ "to": "octo/r", "text": "comment edited: https://github.com/octo/r#7" });
+        let sent = |event_type: &str, payload| {
+            BTreeMap::from([("0".to_owned(), (event_type.to_owned(), payload, 1))])
+        };
+        assert_eq!(tables.events, sent("comment.edited", event));
+        assert_eq!(tables.calls, sent("comment.mail", mail));
+    }
+
+    #[test]
     fn the_demos_input_fills_every_table_of_both_tenants() {
         let input = Input::new(7, 2_960).unwrap();
         let all = expected(&input).unwrap();
         let sum = |count: fn(&Expected) -> i64| all.iter().map(count).sum::<i64>();
         assert_eq!(sum(|it| it.audit.len() as i64), 2_960);
+        assert_eq!(sum(|it| it.events.len() as i64), 19 * 20);
+        assert_eq!(sum(|it| it.calls.len() as i64), 19 * 20);
         assert_eq!(sum(|it| it.issues.values().map(|row| row.1).sum()), 29 * 20);
         assert_eq!(sum(|it| it.pull_requests.values().map(|row| row.1).sum()), 29 * 20);
         assert_eq!(sum(|it| it.repository_activity.values().map(|row| row.1).sum()), 7 * 20);

@@ -1,11 +1,25 @@
-//! The database's content at the end, compared with the content that the input alone demands.
+//! The content of the database and of the receivers' ledgers at the end, compared with the content
+//! that the input alone demands.
 
 use std::{collections::BTreeMap, fmt::Debug};
 
 use anyhow::Result;
 use oncebox_control::Control;
 
-use super::{TENANTS, TenantCount, effects, expected::Expected, progress::Progress};
+use super::{
+    TENANTS, TenantCount, effects,
+    expected::Expected,
+    ledger::{ReceiverLedger, delivery_of},
+    progress::Progress,
+};
+
+/// The messages of one tenant that left the database, as their receivers have them.
+pub(super) struct TenantLedgers {
+    /// Ledger of a consumer of the tenant's topic.
+    pub(super) events: ReceiverLedger,
+    /// Ledger of the provider.
+    pub(super) calls: ReceiverLedger,
+}
 
 /// Counts the inbox rows that are completed or parked so far.
 pub(super) async fn settled(admin: &Control) -> Result<u64> {
@@ -17,25 +31,39 @@ pub(super) async fn settled(admin: &Control) -> Result<u64> {
     Ok(count as u64)
 }
 
-/// Compares each tenant's tables with the expected ones. Returns one row of the report per tenant.
+/// Counts the outgoing messages: those that a relay has still to send, and all others.
+pub(super) async fn outgoing(admin: &Control) -> Result<(u64, u64)> {
+    const COUNT: &str = "SELECT count(*) FILTER (WHERE o.is_open), \
+        count(*) FILTER (WHERE NOT o.is_open) \
+        FROM (SELECT status IN ('received', 'in_progress', 'failed_retryable') AS is_open \
+            FROM oncebox.outgoing) o";
+    let (open, closed): (i64, i64) = sqlx::query_as(COUNT).fetch_one(&admin.pool).await?;
+    Ok((open as u64, closed as u64))
+}
+
+/// Compares each tenant's tables, and what left them, with the expected ones. Returns one row of
+/// the report per tenant.
 pub(super) async fn compare(
     admin: &Control,
     expected: &[Expected],
     progress: &Progress,
+    ledgers: &[TenantLedgers],
 ) -> Result<Vec<TenantCount>> {
     let mut rows = Vec::new();
-    for (index, (name, expected)) in TENANTS.iter().zip(expected).enumerate() {
-        let found = read(admin, name).await?;
-        let mut differences = Vec::new();
-        diff(
-            "repository_activity",
-            &expected.repository_activity,
-            &found.repository_activity,
-            &mut differences,
-        );
-        diff("issue", &expected.issues, &found.issues, &mut differences);
-        diff("pull_request", &expected.pull_requests, &found.pull_requests, &mut differences);
-        diff("audit", &expected.audit, &found.audit, &mut differences);
+    for (index, ((name, expected), ledgers)) in
+        TENANTS.iter().zip(expected).zip(ledgers).enumerate()
+    {
+        let TenantLedgers { events, calls } = ledgers;
+        let found = Expected {
+            events: events.by_delivery(),
+            calls: calls.by_delivery(),
+            ..read(admin, name).await?
+        };
+        let mut differences = compare_content(expected, &found);
+        let conflicts = events.conflicts() + calls.conflicts();
+        same("other messages under a known id", 0, conflicts, &mut differences);
+        let undelivered = undelivered(admin, name).await?;
+        same("outgoing messages not delivered", 0, undelivered, &mut differences);
         let (rows_held, parked) = inbox(admin, name).await?;
         same("parked", progress.malformed(index), parked, &mut differences);
         same(
@@ -53,10 +81,33 @@ pub(super) async fn compare(
             refused: progress.delivered(index).saturating_sub(rows_held),
             expected: effects(expected),
             found: effects(&found),
+            events_expected: expected.events.len() as u64,
+            events_found: events.distinct(),
+            events_repeated: events.repeated(),
+            calls_expected: expected.calls.len() as u64,
+            calls_acted_on: calls.distinct(),
+            calls_repeated: calls.repeated(),
             differences,
         });
     }
     Ok(rows)
+}
+
+/// Names everything in which a tenant differs from what is expected of it.
+fn compare_content(expected: &Expected, found: &Expected) -> Vec<String> {
+    let mut differences = Vec::new();
+    diff(
+        "repository_activity",
+        &expected.repository_activity,
+        &found.repository_activity,
+        &mut differences,
+    );
+    diff("issue", &expected.issues, &found.issues, &mut differences);
+    diff("pull_request", &expected.pull_requests, &found.pull_requests, &mut differences);
+    diff("audit", &expected.audit, &found.audit, &mut differences);
+    diff("event", &expected.events, &found.events, &mut differences);
+    diff("call of the provider", &expected.calls, &found.calls, &mut differences);
+    differences
 }
 
 fn diff<K: Ord + Debug, V: PartialEq + Debug>(
@@ -90,10 +141,19 @@ async fn inbox(admin: &Control, tenant: &str) -> Result<(u64, u64)> {
     Ok((rows as u64, parked as u64))
 }
 
+/// Counts the outgoing messages of a tenant that their destinations have not confirmed.
+async fn undelivered(admin: &Control, tenant: &str) -> Result<u64> {
+    const COUNT: &str = "SELECT count(*) FROM oncebox.outgoing o \
+        JOIN oncebox.consumer c USING (consumer_id) JOIN oncebox.tenant t USING (tenant_id) \
+        WHERE t.name = $1 AND o.status <> 'completed'";
+    let count: i64 = sqlx::query_scalar(COUNT).bind(tenant).fetch_one(&admin.pool).await?;
+    Ok(count as u64)
+}
+
 /// Message id, event, action, repository and number of rows.
 type AuditRow = (String, String, Option<String>, Option<i64>, i64);
 
-/// Reads the tenant's tables, in the form of the expected ones.
+/// Reads the tenant's tables, in the form of the expected ones, without what left them.
 async fn read(admin: &Control, tenant: &str) -> Result<Expected> {
     let schema = admin.tenants().get(tenant).await?.schema_name;
     let sql = |text: &str| sqlx::AssertSqlSafe(text.replace("{schema}", &schema));
@@ -128,13 +188,36 @@ async fn read(admin: &Control, tenant: &str) -> Result<Expected> {
         audit: audit
             .into_iter()
             .map(|(id, event, action, repository, rows)| {
-                (delivery(&id), (event, action, repository, rows))
+                (delivery_of(&id), (event, action, repository, rows))
             })
             .collect(),
+        ..Expected::default()
     })
 }
 
-/// Returns the delivery's own id, without the CloudEvents source that the message id begins with.
-fn delivery(message_id: &str) -> String {
-    message_id.rsplit(' ').next().unwrap_or(message_id).to_owned()
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    // What could go wrong: an event that is missing, is there twice, or is of no delivery passes.
+    #[test]
+    fn whatever_left_or_did_not_is_a_difference() {
+        let sent = |ids| ("comment.created".to_owned(), json!({ "comment": 7 }), ids);
+        let of = |ids: &[(&str, i64)]| Expected {
+            calls: ids.iter().map(|(id, ids)| ((*id).to_owned(), sent(*ids))).collect(),
+            ..Expected::default()
+        };
+        let expected = of(&[("a", 1), ("b", 1), ("c", 1)]);
+        assert_eq!(compare_content(&expected, &expected), [""; 0]);
+        let found = compare_content(&expected, &of(&[("b", 2), ("c", 1), ("d", 1)]));
+        let begins = [
+            "call of the provider \"a\"",
+            "call of the provider \"b\"",
+            "call of the provider \"d\"",
+        ];
+        assert_eq!(found.len(), begins.len(), "{found:?}");
+        assert!(found.iter().zip(begins).all(|(it, begin)| it.starts_with(begin)), "{found:?}");
+    }
 }

@@ -21,11 +21,12 @@ pub(super) struct Host {
 }
 
 impl Host {
-    pub(super) fn start(config: &Config, dir: &Path) -> Result<Self> {
+    /// Starts the host with a configuration, of which `settings` is the file. Its log is in `dir`.
+    pub(super) fn start(config: &Config, settings: &Path, dir: &Path) -> Result<Self> {
         let log = dir.join("host.log");
-        let (config, path) = (config.clone(), log.clone());
+        let (config, settings, path) = (config.clone(), settings.to_owned(), log.clone());
         let command: Box<dyn Fn() -> Result<Command> + Send> =
-            Box::new(move || serve(&config, &path));
+            Box::new(move || serve(&config, &settings, &path));
         let child = Child::spawn(command()?, libc::SIGKILL).context("failed to start the host")?;
         Ok(Self { command, child, log })
     }
@@ -78,7 +79,7 @@ impl Host {
     }
 }
 
-fn serve(config: &Config, log: &Path) -> Result<Command> {
+fn serve(config: &Config, settings: &Path, log: &Path) -> Result<Command> {
     let log = File::options()
         .create(true)
         .append(true)
@@ -87,6 +88,7 @@ fn serve(config: &Config, log: &Path) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe().context("failed to find this program")?);
     command
         .arg("serve")
+        .env("ONCEBOX_CONFIG", settings)
         .env("ONCEBOX_DATABASE_URL", &config.database.url)
         .env("ONCEBOX_KAFKA_BROKERS", &config.kafka.brokers)
         // As in `dev`: the embedded broker is slow with groups that every member has left.

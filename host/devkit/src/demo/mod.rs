@@ -1,11 +1,15 @@
 //! `oncebox demo`: the main job on real input, with a host that is killed while it works, and a
-//! count of effects at the end.
+//! count at the end: of effects in the tables, of events that arrived in topics, and of what a
+//! provider outside did.
 
+mod event_reader;
 mod expected;
 mod found;
 mod host;
 mod input;
+mod ledger;
 mod progress;
+mod provider;
 mod publish;
 
 use std::{
@@ -14,24 +18,28 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use oncebox_api::wire::{EndpointChangeBody, TenantBody};
 use oncebox_control::{Control, MasterKey};
 use oncebox_server::{Config, serve};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use self::{
+    event_reader::EventReader,
     expected::Expected,
+    found::TenantLedgers,
     host::Host,
     input::{Input, PlannedDelivery},
     progress::Progress,
+    provider::FakeProvider,
 };
 use crate::{
-    api::local_api,
+    api::{Api, local_api, path},
     apply::apply,
     local::{
         broker::MockBroker,
         postgres::{PostgresOptions, PrivatePostgres},
     },
-    output::table,
+    output::{self, table},
 };
 
 pub use input::EVENTS_DEFAULT;
@@ -43,7 +51,7 @@ const PARTITIONS: i32 = 16;
 /// Tenants, consumers and deployments of the demo, as a file of `oncebox apply`; `FILES` holds the
 /// files that it names.
 const SETUP: &str = include_str!("../../../../guest-examples/github-demo.toml");
-const FILES: [(&str, &[u8]); 6] = [
+const FILES: [(&str, &[u8]); 7] = [
     ("github-schema.sql", include_bytes!("../../../../guest-examples/github-schema.sql")),
     (
         "components/github-push.wasm",
@@ -62,11 +70,18 @@ const FILES: [(&str, &[u8]); 6] = [
         include_bytes!("../../../../guest-examples/components/github-stars.wasm"),
     ),
     (
+        "components/github-comments.wasm",
+        include_bytes!("../../../../guest-examples/components/github-comments.wasm"),
+    ),
+    (
         "components/github-audit.wasm",
         include_bytes!("../../../../guest-examples/components/github-audit.wasm"),
     ),
 ];
-/// Time without progress after which the demo fails as stuck.
+/// Name of the endpoint at the provider, as the handlers' settings have it behind `http:`.
+const ENDPOINT: &str = "mail";
+/// Time without progress after which the demo fails as stuck. A message that a killed host had
+/// leased waits for half of it.
 const STUCK: Duration = Duration::from_secs(60);
 
 /// Options of `oncebox demo`.
@@ -89,20 +104,27 @@ pub struct DemoOptions {
 pub async fn run(args: DemoOptions, as_json: bool) -> Result<()> {
     let started = Instant::now();
     empty(&args.dir)?;
-    let (postgres, broker, config) = services(&args)?;
-    let admin = set_up(&config).await?;
+    let provider = FakeProvider::start().await?;
+    let settings = args.dir.join("oncebox.toml");
+    std::fs::write(&settings, provider.host_settings())
+        .with_context(|| format!("failed to write `{}`", settings.display()))?;
+    let (postgres, broker, config) = services(&args, &settings)?;
+    let admin = set_up(&config, &provider).await?;
 
     let input = Input::new(args.seed, args.events)?;
     let plan = input::plan(args.seed, args.events);
     let expected = expected::expected(&input)?;
     let mut progress = Progress::new(&plan, &input, args.kills);
-    let mut host = Host::start(&config, &args.dir)?;
+    let reader = EventReader::start(&config.kafka.brokers).await?;
+    let mut host = Host::start(&config, &settings, &args.dir)?;
     let publishing = publish::start(input, plan, args.kills, &config.kafka.brokers);
     drive(&admin, &mut host, &publishing, &mut progress).await?;
     publishing.finish().await?;
     host.stop()?;
 
-    let rows = found::compare(&admin, &expected, &progress).await?;
+    let ledgers = reader.finish().await?.into_iter().zip(provider.ledgers());
+    let ledgers: Vec<_> = ledgers.map(|(events, calls)| TenantLedgers { events, calls }).collect();
+    let rows = found::compare(&admin, &expected, &progress, &ledgers).await?;
     drop((postgres, broker));
     report(&rows, &progress, started.elapsed(), as_json)
 }
@@ -128,8 +150,11 @@ fn empty(dir: &Path) -> Result<()> {
     std::fs::write(dir.join(MARKER), "").with_context(|| format!("failed to write to `{shown}`"))
 }
 
-fn services(args: &DemoOptions) -> Result<(Option<PrivatePostgres>, Option<MockBroker>, Config)> {
-    let mut config = Config::load(None)?;
+fn services(
+    args: &DemoOptions,
+    settings: &Path,
+) -> Result<(Option<PrivatePostgres>, Option<MockBroker>, Config)> {
+    let mut config = Config::load(Some(settings))?;
     config.keys.master_key = Some(MasterKey::generate());
     config.runtime.cache_dir = Some(args.dir.join("cache"));
     let postgres = match &args.database_url {
@@ -155,6 +180,7 @@ fn services(args: &DemoOptions) -> Result<(Option<PrivatePostgres>, Option<MockB
             let broker = MockBroker::start()?;
             for tenant in TENANTS {
                 broker.create_topic(&topic(tenant), PARTITIONS)?;
+                broker.create_topic(&comments_topic(tenant), PARTITIONS)?;
             }
             config.kafka.brokers = broker.bootstrap().to_owned();
             Some(broker)
@@ -167,8 +193,13 @@ fn topic(tenant: &str) -> String {
     format!("github.{tenant}")
 }
 
-/// Creates tenants, consumers and deployments, as an operator would.
-async fn set_up(config: &Config) -> Result<Control> {
+/// Returns the topic to which a tenant's handlers tell of comments.
+fn comments_topic(tenant: &str) -> String {
+    format!("github.{tenant}.comments")
+}
+
+/// Creates tenants, consumers, deployments and endpoints, as an operator would.
+async fn set_up(config: &Config, provider: &FakeProvider) -> Result<Control> {
     let handlers = SETUP.matches("[[tenant.consumer.deployment]]").count() / TENANTS.len();
     eprintln!("creating {} tenants and deploying {handlers} handlers to each", TENANTS.len());
     serve::migrate(config).await?;
@@ -180,10 +211,29 @@ async fn set_up(config: &Config) -> Result<Control> {
         found.ok_or_else(|| std::io::ErrorKind::NotFound.into())
     };
     apply(&api, Path::new("github-demo.toml"), SETUP, &open).await?;
+    for tenant in TENANTS {
+        allow_outgoing(&api, tenant, provider).await?;
+    }
     Ok(admin)
 }
 
-/// Watches the inbox fill, and kills the host whenever another share of the work is done.
+/// Allows a tenant the destinations of its handlers, and gives it the endpoint at the provider.
+async fn allow_outgoing(api: &Api, tenant: &str, provider: &FakeProvider) -> Result<()> {
+    let limits = json!({
+        "destinations_allowed": [
+            format!("kafka:{}", comments_topic(tenant)), format!("http:{ENDPOINT}"),
+        ],
+        "endpoint_hosts_allowed": [provider.authority()],
+    });
+    let _: TenantBody = api.patch(&path(&["tenants", tenant, "limits"]), &limits).await?;
+    let endpoint = json!({ "url": provider.url(tenant), "receiver_deduplicates": true });
+    let endpoints = path(&["tenants", tenant, "endpoints", ENDPOINT]);
+    let _: EndpointChangeBody = api.put_json(&endpoints, &endpoint).await?;
+    Ok(())
+}
+
+/// Watches the inbox fill and the outgoing messages leave, and kills the host whenever another
+/// share of the work is done.
 async fn drive(
     admin: &Control,
     host: &mut Host,
@@ -192,12 +242,14 @@ async fn drive(
 ) -> Result<()> {
     let mut moved = (0, Instant::now());
     loop {
+        // In this order: a message that is settled has its outgoing messages.
         let settled = found::settled(admin).await?;
-        progress.show(settled, publishing.published());
-        if settled > moved.0 {
-            moved = (settled, Instant::now());
+        let (unsent, sent) = found::outgoing(admin).await?;
+        progress.show(settled, publishing.published(), sent);
+        if settled + sent > moved.0 {
+            moved = (settled + sent, Instant::now());
         }
-        if settled == progress.distinct && publishing.is_consumed().await? {
+        if settled == progress.distinct && unsent == 0 && publishing.is_consumed().await? {
             progress.finish();
             return Ok(());
         }
@@ -209,7 +261,8 @@ async fn drive(
                 (host.log().display(), progress.distinct, publishing.behind().await?);
             bail!(
                 "no progress for {} s: {settled} of {distinct} messages are settled, {behind} \
-                    records are not acked; the host's log is `{log}`",
+                    records are not acked, {unsent} outgoing messages are not sent; the host's log \
+                    is `{log}`",
                 STUCK.as_secs()
             );
         }
@@ -219,6 +272,7 @@ async fn drive(
             publishing.release();
             host.kill_in_transaction(admin).await?;
             progress.killed();
+            moved.1 = Instant::now();
         }
         host.check()?;
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -241,51 +295,29 @@ struct TenantCount {
     malformed: u64,
     parked: u64,
     refused: u64,
+    /// Rows of effects.
     expected: u64,
     found: u64,
+    /// Events in the tenant's topic, by their ids, and records that repeat one.
+    events_expected: u64,
+    events_found: u64,
+    events_repeated: u64,
+    /// Calls of the provider, by their keys, and calls that it recognised as repeated.
+    calls_expected: u64,
+    calls_acted_on: u64,
+    calls_repeated: u64,
     differences: Vec<String>,
 }
 
+/// Prints the table or the JSON. It is an error if any number differs.
 fn report(rows: &[TenantCount], progress: &Progress, took: Duration, as_json: bool) -> Result<()> {
     if as_json {
-        let tenants: Vec<_> = rows
-            .iter()
-            .map(|r| {
-                json!({
-                    "tenant": r.tenant, "delivered": r.delivered, "distinct": r.distinct, "malformed": r.malformed, "parked": r.parked,
-                    "duplicates_refused": r.refused, "effects_expected": r.expected, "effects_found": r.found, "differences": r.differences,
-                })
-            })
-            .collect();
-        println!(
-            "{}",
-            serde_json::to_string_pretty(
-                &json!({ "kills": progress.kills(), "tenants": tenants, "seconds": took.as_secs() })
-            )?
-        );
+        let tenants: Vec<_> = rows.iter().map(tenant_json).collect();
+        output::json(
+            &json!({ "kills": progress.kills(), "tenants": tenants, "seconds": took.as_secs() }),
+        )?;
     } else {
-        let cells = |r: &TenantCount| {
-            [r.delivered, r.distinct, r.malformed, r.parked, r.refused, r.expected, r.found]
-                .iter()
-                .map(u64::to_string)
-                .collect::<Vec<_>>()
-        };
-        let lines: Vec<_> =
-            rows.iter().map(|r| [vec![r.tenant.clone()], cells(r)].concat()).collect();
-        println!();
-        table(
-            &[
-                "TENANT",
-                "DELIVERED",
-                "DISTINCT",
-                "MALFORMED",
-                "PARKED",
-                "DUPLICATES REFUSED",
-                "EFFECTS EXPECTED",
-                "EFFECTS FOUND",
-            ],
-            &lines,
-        );
+        print_table(rows);
         let (kills, s) = (progress.kills(), if progress.kills() == 1 { "" } else { "s" });
         println!("\nkilled {kills} time{s} with a transaction open; {} s", took.as_secs());
     }
@@ -304,9 +336,66 @@ fn report(rows: &[TenantCount], progress: &Progress, took: Duration, as_json: bo
         progress.kills_wanted()
     );
     if !as_json {
-        println!("every effect is there exactly once");
+        println!(
+            "every effect is there exactly once; every event arrived, and the provider acted once \
+             for each call"
+        );
     }
     Ok(())
+}
+
+fn tenant_json(row: &TenantCount) -> Value {
+    json!({
+        "tenant": row.tenant,
+        "delivered": row.delivered,
+        "distinct": row.distinct,
+        "malformed": row.malformed,
+        "parked": row.parked,
+        "duplicates_refused": row.refused,
+        "effects_expected": row.expected,
+        "effects_found": row.found,
+        "events_expected": row.events_expected,
+        "events_found": row.events_found,
+        "events_repeated": row.events_repeated,
+        "calls_expected": row.calls_expected,
+        "calls_acted_on": row.calls_acted_on,
+        "calls_repeated": row.calls_repeated,
+        "differences": row.differences,
+    })
+}
+
+fn print_table(rows: &[TenantCount]) {
+    let of = |found: u64, expected: u64| format!("{found} of {expected}");
+    let line = |row: &TenantCount| {
+        vec![
+            row.tenant.clone(),
+            row.delivered.to_string(),
+            row.distinct.to_string(),
+            row.malformed.to_string(),
+            row.parked.to_string(),
+            row.refused.to_string(),
+            of(row.found, row.expected),
+            of(row.events_found, row.events_expected),
+            of(row.calls_acted_on, row.calls_expected),
+            row.calls_repeated.to_string(),
+        ]
+    };
+    println!();
+    table(
+        &[
+            "TENANT",
+            "DELIVERED",
+            "DISTINCT",
+            "MALFORMED",
+            "PARKED",
+            "DUPLICATES REFUSED",
+            "EFFECTS",
+            "EVENTS",
+            "PROVIDER ACTED",
+            "CALLS REPEATED",
+        ],
+        &rows.iter().map(line).collect::<Vec<_>>(),
+    );
 }
 
 /// Counts the rows of effects, for the table.
@@ -324,7 +413,23 @@ fn tenant_of(input: &Input, delivery: PlannedDelivery) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{MARKER, empty};
+    use super::{ENDPOINT, FILES, MARKER, SETUP, TENANTS, comments_topic, empty};
+
+    // What could go wrong: the handlers send to another place than is allowed and read.
+    #[test]
+    fn the_setup_names_every_file_topic_and_endpoint() {
+        for (name, _) in FILES {
+            assert!(SETUP.contains(&format!("\"{name}\"")), "{name}");
+        }
+        for tenant in TENANTS {
+            let settings = format!(
+                "settings = {{ tell_to = \"kafka:{}\", mail_to = \"http:{ENDPOINT}\" }}",
+                comments_topic(tenant)
+            );
+            assert_eq!(SETUP.matches(&settings).count(), 3, "{settings}");
+        }
+        assert_eq!(SETUP.matches("grants = [\"emit\"]").count(), 3 * TENANTS.len());
+    }
 
     // Could fail so: a mistyped `--dir` costs a user a folder.
     #[test]

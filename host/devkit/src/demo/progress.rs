@@ -76,17 +76,20 @@ impl Progress {
         ));
     }
 
-    pub(super) fn show(&self, settled: u64, published: u64) {
+    pub(super) fn show(&self, settled: u64, published: u64, sent: u64) {
         self.bar.set_position(settled);
         terminal::tell(
             &self.bar,
-            &format!("{published} of {} delivered", self.delivered.iter().sum::<u64>()),
+            &format!(
+                "{published} of {} delivered, {sent} sent",
+                self.delivered.iter().sum::<u64>()
+            ),
         );
     }
 
     pub(super) fn finish(&self) {
         self.bar.finish();
-        self.say("everything is settled; stopping the host and counting");
+        self.say("everything is settled and sent; stopping the host and counting");
     }
 
     fn say(&self, text: &str) {

@@ -15,6 +15,7 @@ use anyhow::{Context, Result};
 use oncebox_control::{Control, MasterKey};
 use oncebox_model::{InboxError, policy::Policy};
 use oncebox_server::{Config, config::LogSettings, serve};
+use serde_json::{Map, json};
 use tokio_util::sync::CancellationToken;
 use tracing::level_filters::LevelFilter;
 
@@ -192,6 +193,10 @@ impl DevSession<'_> {
             Ok(_) => {}
             Err(InboxError::NotFound(_)) => {
                 create_with_tables(self.admin, TENANT, &self.args.schema).await?;
+                // What is tried here may send anywhere.
+                let everywhere = json!(["kafka:*", "inbox:*", "http:*"]);
+                let limits = Map::from_iter([("destinations_allowed".to_owned(), everywhere)]);
+                self.admin.tenants().set_limits(TENANT, &limits).await?;
             }
             Err(error) => return Err(error.into()),
         }
@@ -226,12 +231,15 @@ impl DevSession<'_> {
     async fn deploy(&self, files: &mut Files, start: &mut DevStart) -> Result<()> {
         for component in files.read_all()? {
             start.is_about(&format!("compiling `{}`", component.path.display()))?;
-            redeploy::deploy(self.api, &component).await?;
+            let outcome = redeploy::deploy(self.api, &component).await?;
             println!(
                 "handler   {} takes `{}`",
                 redeploy::handler_of(&component.path),
                 component.event_type
             );
+            if let redeploy::DeployOutcome::Now { grants, .. } = &outcome {
+                redeploy::tell_grants(&component.path, grants);
+            }
         }
         if let Some(dir) = &self.args.watch {
             println!("watching  {}: each `<event type>.wasm` in it is deployed", dir.display());

@@ -21,8 +21,8 @@ const TELL: Duration = Duration::from_secs(5);
 
 /// The result of deploying a component.
 pub(super) enum DeployOutcome {
-    /// A new deployment, live with this digest.
-    Now { deployment_id: i64, digest: String },
+    /// A new deployment, live with this digest and these grants.
+    Now { deployment_id: i64, digest: String, grants: Vec<String> },
     /// No deployment: the component was live before.
     Before,
 }
@@ -41,12 +41,13 @@ async fn tell(api: &Api, changed: &Changed) {
     let started = Instant::now();
     let (file, event_type) = (changed.path.display(), &changed.event_type);
     match redeploy(api, changed).await {
-        Ok(Some(digest)) => {
+        Ok(Some((digest, grants))) => {
             let took = started.elapsed().as_secs_f64();
             println!(
                 "redeploy  {file} takes `{event_type}`, version {}, live after {took:.2} s",
                 short(&digest)
             );
+            tell_grants(&changed.path, &grants);
         }
         Ok(None) => println!("redeploy  {file} is what is live already"),
         Err(error) => {
@@ -55,13 +56,26 @@ async fn tell(api: &Api, changed: &Changed) {
     }
 }
 
-async fn redeploy(api: &Api, changed: &Changed) -> Result<Option<String>> {
+/// Prints the rights that a component was given because it imports what needs them. A developer's
+/// own machine grants them unasked.
+pub(super) fn tell_grants(path: &Path, grants: &[String]) {
+    if !grants.is_empty() {
+        println!(
+            "grants    {}: {}, which it imports; elsewhere, deploy it with `--grant`",
+            path.display(),
+            grants.join(", ")
+        );
+    }
+}
+
+/// Deploys a component that changed. Returns the digest and the grants of the new deployment.
+async fn redeploy(api: &Api, changed: &Changed) -> Result<Option<(String, Vec<String>)>> {
     match deploy(api, changed).await? {
         DeployOutcome::Before => Ok(None),
-        DeployOutcome::Now { deployment_id, digest } => {
+        DeployOutcome::Now { deployment_id, digest, grants } => {
             wait_until_switched(api, &slot(&changed.event_type), deployment_id, SWITCH_TIMEOUT)
                 .await?;
-            Ok(Some(digest))
+            Ok(Some((digest, grants)))
         }
     }
 }
@@ -85,7 +99,11 @@ pub(super) async fn deploy(api: &Api, changed: &Changed) -> Result<DeployOutcome
         return Ok(DeployOutcome::Before);
     }
     let deployed = slot.deploy(api, &version).await?;
-    Ok(DeployOutcome::Now { deployment_id: deployed.deployment_id, digest: version.digest })
+    Ok(DeployOutcome::Now {
+        deployment_id: deployed.deployment_id,
+        digest: version.digest,
+        grants: deployed.grants,
+    })
 }
 
 /// Uploads a component and waits until it is compiled. The first time may take a minute, so it

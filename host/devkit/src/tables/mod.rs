@@ -3,9 +3,11 @@
 //! Everything is read as the tenant, in a transaction of the tenant.
 
 mod changes;
+mod outgoing;
 mod snapshot;
 
 pub(crate) use changes::{ChangeKind, RowChange, changes};
+pub(crate) use outgoing::{OUTGOING, outgoing_rows, outgoing_table};
 pub(crate) use snapshot::{Rows, Snapshot};
 
 use anyhow::{Context, Result};

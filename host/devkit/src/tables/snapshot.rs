@@ -8,7 +8,7 @@ use oncebox_model::tx::Tx;
 use super::{Table, fetch, quoted};
 
 /// Most rows of a table that are compared; a larger table is only reported as too large.
-const ROWS_MAX: usize = 10_000;
+pub(super) const ROWS_MAX: usize = 10_000;
 
 /// A row: each column as PostgreSQL writes it.
 pub(crate) type Row = Vec<Option<String>>;

@@ -214,6 +214,8 @@ fn handler(
         limits: place.consumer.policy()?.limits,
         config: args.settings.clone(),
         random_key: place.admin.tenant_databases().credentials(&place.tenant)?.random_key,
+        // Nothing that is emitted here is ever sent.
+        may_emit: true,
     };
     let handler = runtime.handler(loaded, settings).recorded_by(recorder);
     Ok(Only { handler: Arc::new(handler), generation: place.consumer.generation })

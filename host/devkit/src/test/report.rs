@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use oncebox_inbox::Rehearsed;
 use oncebox_model::MessageStatus;
-use oncebox_runtime::{RunRecord, StatementRecord};
+use oncebox_runtime::{CancelRecord, OutgoingRecord, RunRecord, StatementRecord};
 use serde_json::{Value, json, value::RawValue};
 
 use super::Tried;
@@ -57,6 +57,12 @@ impl TestReport<'_> {
             }
         }
         self.print_changes(changes, "  ");
+        for sent in would_send(tried) {
+            println!("  {}", outgoing_line(sent));
+        }
+        for cancel in &run.cancels {
+            println!("  {}", cancel_line(cancel));
+        }
         for (number, statement) in (1..).zip(&run.statements) {
             println!("  {}", statement_line(number, statement));
         }
@@ -109,6 +115,8 @@ impl TestReport<'_> {
             "event_type": message.event_type,
             "is_as_expected": self.is_as_expected(tried),
             "changes": changes(&tried.changes),
+            "outgoing": would_send(tried).iter().map(json_outgoing).collect::<Vec<_>>(),
+            "cancels": run.cancels.iter().map(|cancel| json!({ "token": cancel.token, "found": cancel.found })).collect::<Vec<_>>(),
             "statements": run.statements.iter().map(json_statement).collect::<Vec<_>>(),
             "log": run.lines.iter().map(|line| json!({ "level": line.level, "text": line.text })).collect::<Vec<_>>(),
             "memory_bytes": run.memory_bytes,
@@ -218,6 +226,53 @@ fn statement_line(number: usize, statement: &StatementRecord) -> String {
     format!("statement {number}  {:.1} ms  {answer}  {text}{params}", millis(statement.elapsed))
 }
 
+/// Returns the messages that would be sent: those of a run that succeeded.
+fn would_send<'a>(tried: &'a Tried<'_>) -> &'a [OutgoingRecord] {
+    match tried.first {
+        Rehearsed::Completed { .. } => &tried.run.outgoing,
+        _ => &[],
+    }
+}
+
+/// Returns an outgoing message as one line.
+fn outgoing_line(sent: &OutgoingRecord) -> String {
+    let optional = |name: &str, value: Option<&str>| {
+        value.map(|value| format!("  {name} {value}")).unwrap_or_default()
+    };
+    let headers: String =
+        sent.headers.iter().map(|(name, value)| format!("  {name}: {value}")).collect();
+    format!(
+        "sends {}  {}  {}{}{}{headers}  {}",
+        sent.destination,
+        sent.event_type,
+        sent.due,
+        optional("key", sent.key.as_deref()),
+        optional("token", sent.cancel_token.as_deref()),
+        sent.payload.as_deref().unwrap_or("no payload")
+    )
+}
+
+fn cancel_line(cancel: &CancelRecord) -> String {
+    let found = if cancel.found { "something was withdrawn" } else { "there was nothing" };
+    format!("cancels {}  {found}", cancel.token)
+}
+
+fn json_outgoing(sent: &OutgoingRecord) -> Value {
+    let header = |(name, value): &(String, String)| json!({ "name": name, "value": value });
+    json!({
+        "id": sent.id,
+        "ordinal": sent.ordinal,
+        "destination": sent.destination,
+        "event_type": sent.event_type,
+        "content_type": sent.content_type,
+        "key": sent.key,
+        "headers": sent.headers.iter().map(header).collect::<Vec<_>>(),
+        "payload": sent.payload,
+        "due": sent.due,
+        "cancel_token": sent.cancel_token,
+    })
+}
+
 fn json_statement(statement: &StatementRecord) -> Value {
     json!({
         "text": statement.text,
@@ -240,4 +295,43 @@ fn cost(run: &RunRecord) -> String {
 /// Returns a duration in milliseconds, to the microsecond.
 fn millis(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1_000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // What could go wrong: a part of what is sent is left out, so that two messages look alike.
+    #[test]
+    fn a_line_names_every_part_of_a_message() {
+        let sent = OutgoingRecord {
+            cause: "m-1".to_owned(),
+            ordinal: 0,
+            id: "id".to_owned(),
+            destination: "kafka:orders".to_owned(),
+            event_type: "order.confirmed".to_owned(),
+            content_type: None,
+            key: Some("o-1".to_owned()),
+            headers: vec![("region".to_owned(), "north".to_owned())],
+            payload: Some("{}".to_owned()),
+            due: "after 500 ms".to_owned(),
+            cancel_token: Some("reminder".to_owned()),
+        };
+        assert_eq!(
+            outgoing_line(&sent),
+            "sends kafka:orders  order.confirmed  after 500 ms  key o-1  token reminder  region: \
+                north  {}"
+        );
+        let bare = OutgoingRecord {
+            key: None,
+            headers: Vec::new(),
+            payload: None,
+            cancel_token: None,
+            ..sent
+        };
+        assert_eq!(
+            outgoing_line(&bare),
+            "sends kafka:orders  order.confirmed  after 500 ms  no payload"
+        );
+    }
 }

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     messages::FileMessage,
     scratch::{Furnished, Scratch},
-    tables::{self, Snapshot, Table},
+    tables::{self, OUTGOING, Snapshot, Table, outgoing_rows, outgoing_table},
 };
 
 /// State that the windows of one verification share.
@@ -25,6 +25,8 @@ pub(super) struct Bench {
     pub(super) tables: Vec<Table>,
     pub(super) initial: Snapshot,
     pub(super) messages: Arc<Vec<FileMessage>>,
+    /// Cause of each message, by what the clean run sent; none before that.
+    pub(super) causes: Vec<Option<usize>>,
     file: PathBuf,
     cache_dir: PathBuf,
     /// Path of this program, which is also the workers' program.
@@ -53,6 +55,7 @@ impl Bench {
             tenant,
             tables,
             initial,
+            causes: vec![None; messages.len()],
             messages: Arc::new(messages),
             file,
             cache_dir,
@@ -139,7 +142,7 @@ impl Bench {
     }
 }
 
-/// Returns the tenant's tables and their content.
+/// Returns the tenant's tables and their content. One more table stands for its outgoing messages.
 async fn look(admin: &Control, tenant: &Tenant) -> Result<(Vec<Table>, Snapshot)> {
     let sessions = Sessions::of(
         admin.tenant_databases().session_target(tenant)?,
@@ -155,5 +158,8 @@ async fn look(admin: &Control, tenant: &Tenant) -> Result<(Vec<Table>, Snapshot)
         Err(error) => Err(error),
     };
     transaction.rollback().await;
-    looked
+    let (mut tables, mut snapshot) = looked?;
+    snapshot.tables.insert(OUTGOING.to_owned(), outgoing_rows(&admin.pool).await?);
+    tables.push(outgoing_table());
+    Ok((tables, snapshot))
 }

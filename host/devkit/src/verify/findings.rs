@@ -68,7 +68,7 @@ fn failed_window(row: &WindowResult) -> LintFinding {
     let what =
         row.judgement.details.first().map(|detail| format!(": {detail}")).unwrap_or_default();
     let advice = match row.window.kind {
-        WindowKind::LeasedCrash { .. } => {
+        WindowKind::LeasedCrash { .. } | WindowKind::CausedCrash { .. } => {
             "the effect must not depend on the attempt or on how the message came: `attempt()` and \
                 `delivery()` are for logs"
         }

@@ -2,6 +2,7 @@
 //! kills real processes, and uses the real inbox and a throw-away database.
 
 mod bench;
+mod caused;
 mod compare;
 mod driver;
 mod findings;
@@ -24,7 +25,7 @@ use self::{
     bench::Bench,
     compare::{Excluded, Found, Reference},
     report::VerifyReport,
-    windows::WindowResult,
+    windows::{PlanInput, WindowResult},
 };
 use crate::{
     lint::{self, Level},
@@ -71,7 +72,7 @@ pub async fn verify(request: Request<'_>) -> Result<VerifyReport> {
         policy: &policy,
     };
     let furnished = scratch.furnish(&subject).await?;
-    let bench = Bench::new(scratch, furnished, request.messages).await?;
+    let mut bench = Bench::new(scratch, furnished, request.messages).await?;
 
     let (runs, first) =
         bench.clean_run("clean_1").await.context("the messages could not be handled even once")?;
@@ -92,8 +93,16 @@ pub async fn verify(request: Request<'_>) -> Result<VerifyReport> {
         excluded,
     };
 
+    let caused = caused::find(&bench.messages, &runs);
+    bench.causes = caused::causes(bench.messages.len(), &caused);
     let ids: Vec<_> = bench.messages.iter().map(|message| message.id.as_str()).collect();
-    let plan = windows::plan(ids.len(), &runs, &completed, &ids);
+    let plan = windows::plan(&PlanInput {
+        ids: &ids,
+        runs: &runs,
+        completed: &completed,
+        caused: &caused,
+        causes: &bench.causes,
+    });
     let bar = progress(plan.len());
     let rows = stream::iter(plan.into_iter().enumerate()).map(|(number, window)| {
         let (bench, reference, bar) = (&bench, &reference, &bar);
@@ -125,6 +134,7 @@ pub async fn verify(request: Request<'_>) -> Result<VerifyReport> {
         too_large,
         rows,
         statements,
+        emits: runs.iter().any(|run| !run.outgoing.is_empty()),
         findings,
     })
 }

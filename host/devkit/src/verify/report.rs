@@ -32,6 +32,8 @@ pub struct VerifyReport {
     pub(super) too_large: Vec<String>,
     pub(super) rows: Vec<WindowResult>,
     pub(super) statements: Vec<String>,
+    /// Whether the clean run emitted outgoing messages.
+    pub(super) emits: bool,
     pub(super) findings: Vec<LintFinding>,
 }
 
@@ -168,13 +170,25 @@ impl VerifyReport {
             (
                 "crash windows tested",
                 self.answer(|kind| {
-                    matches!(kind, WindowKind::Crash { .. } | WindowKind::LeasedCrash { .. })
+                    matches!(
+                        kind,
+                        WindowKind::Crash { .. }
+                            | WindowKind::LeasedCrash { .. }
+                            | WindowKind::CausedCrash { .. }
+                    )
                 }),
             ),
             ("two workers tested", self.answer(|kind| matches!(kind, WindowKind::TwoWorkers))),
             (
                 "effect in the transaction",
-                "yes: a handler reaches nothing but SQL in the host's transaction".to_owned(),
+                match self.emits {
+                    true => {
+                        "yes: a handler reaches nothing but SQL and outgoing messages, both in the \
+                            host's transaction"
+                    }
+                    false => "yes: a handler reaches nothing but SQL in the host's transaction",
+                }
+                .to_owned(),
             ),
             ("natural idempotency", self.natural_idempotency()),
             ("business key", self.business_keys()),
@@ -236,7 +250,7 @@ impl VerifyReport {
         match shuffled.iter().any(|row| row.judgement.verdict == Verdict::OrderDependent) {
             true if tables.is_empty() => "matters: for the messages' own outcomes".to_owned(),
             true => format!("matters: for {}", quoted(&tables)),
-            false if shuffled.is_empty() => "not tested: there is one message only".to_owned(),
+            false if shuffled.is_empty() => "not tested: there is no other order".to_owned(),
             false => format!("did not matter in {} other orders", shuffled.len()),
         }
     }

@@ -400,6 +400,12 @@ impl Scheduler {
         self.lock().state.deadline_max(tenant_id)
     }
 
+    /// Returns the destinations that a tenant's handlers may send to, by its present limits; empty
+    /// for none.
+    pub(crate) fn destinations_allowed(&self, tenant_id: i32) -> Arc<[String]> {
+        self.lock().state.destinations_allowed(tenant_id)
+    }
+
     /// Returns whether a transaction waits for what this tenant's transactions hold.
     pub fn is_crowded(&self, tenant_id: i32) -> bool {
         self.lock().state.is_crowded(tenant_id)

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 
@@ -28,6 +29,8 @@ const AVERAGED: f64 = 8.0;
 #[derive(Debug)]
 pub(super) struct Share {
     pub(super) limits: TenantLimits,
+    /// The destinations of these limits, as runs share them; empty for none.
+    pub(super) destinations_allowed: Arc<[String]>,
     /// The tenant's revision that has these limits.
     pub(super) revision: i64,
     /// The tenant's own clock: cost over weight of its transactions that have ended.
@@ -62,6 +65,7 @@ impl Share {
     pub(super) fn new(now: Duration) -> Self {
         Self {
             limits: TenantLimits::default(),
+            destinations_allowed: Arc::default(),
             revision: 0,
             virtual_time: 0.0,
             average_ns: FIRST_COST_NS,
@@ -98,6 +102,7 @@ impl Share {
         }
         self.counts.name = name.to_owned();
         self.bucket.set(limits.messages_per_second, now);
+        self.destinations_allowed = limits.destinations_allowed().into();
         self.limits = limits.clone();
         true
     }

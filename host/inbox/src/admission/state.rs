@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    sync::Arc,
     time::Duration,
 };
 
@@ -290,6 +291,12 @@ impl State {
     /// tenant that is alone on the host may have all places.
     pub(super) fn default_max(&self) -> Option<usize> {
         self.host.tenant_transactions_max.filter(|_| self.shares.len() > 1)
+    }
+
+    /// Returns the destinations that a tenant's handlers may send to; empty for none.
+    pub(super) fn destinations_allowed(&self, tenant_id: i32) -> Arc<[String]> {
+        let share = self.shares.get(&tenant_id);
+        share.map(|share| share.destinations_allowed.clone()).unwrap_or_default()
     }
 
     /// Returns the longest call of a tenant's handlers.

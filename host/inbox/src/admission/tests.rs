@@ -791,6 +791,25 @@ fn the_lesser_of_the_hosts_and_the_tenants_deadline_holds() {
     assert_eq!((state.deadline_max(1), state.deadline_max(2)), (Some(at(200)), Some(at(500))));
 }
 
+// What could go wrong: a tenant sends where an operator has taken the right away, or where another
+// tenant may.
+#[test]
+fn destinations_are_those_of_the_present_limits() {
+    let mut state = State::new(host(4));
+    let limited = |allowed: Option<&str>| TenantLimits {
+        destinations_allowed: allowed.map(|allowed| vec![allowed.to_owned()]),
+        ..TenantLimits::default()
+    };
+    assert!(state.destinations_allowed(1).is_empty(), "nothing is known of it");
+    state.set_limits(1, 1, "a", &limited(Some("kafka:a.*")), Duration::ZERO);
+    state.set_limits(2, 1, "b", &limited(None), Duration::ZERO);
+    assert_eq!(*state.destinations_allowed(1), ["kafka:a.*".to_owned()]);
+    assert!(state.destinations_allowed(2).is_empty());
+    state.set_limits(1, 2, "a", &limited(None), Duration::ZERO);
+    state.set_limits(1, 1, "a", &limited(Some("kafka:a.*")), Duration::ZERO);
+    assert!(state.destinations_allowed(1).is_empty(), "an older row changes nothing");
+}
+
 // What could go wrong: a handler that is to stop goes on, or one of another consumer is stopped.
 #[tokio::test]
 async fn transactions_of_a_consumer_are_told_to_stop() {

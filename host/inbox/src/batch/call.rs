@@ -9,6 +9,7 @@ use oncebox_model::{
     message::Message,
     meter::Stopped,
     outcome::{Failure, FailureKind},
+    outgoing::{Outbox, Output},
     tx::{StatementError, Tx},
 };
 use tokio::time::{Instant, timeout_at};
@@ -61,10 +62,12 @@ pub struct Call<'a> {
     pub message: &'a Message,
     /// Number of this run, from 1.
     pub attempt: u32,
-    /// Kind of the delivery: live, retry or shadow.
+    /// Kind of the delivery: live, retry, replay or shadow.
     pub kind: DeliveryKind,
     /// Wall-clock limit of the whole call.
     pub deadline: Duration,
+    /// Rights to emit and to cancel outgoing messages.
+    pub outbox: &'a Outbox,
 }
 
 /// One call of a handler for several messages.
@@ -76,7 +79,7 @@ pub struct GroupCall<'a> {
 }
 
 /// Calls a handler with one message.
-pub async fn call(call: Call<'_>, tx: &Tx) -> CallResult<Option<String>> {
+pub async fn call(call: Call<'_>, tx: &Tx) -> CallResult<Output> {
     let run = Run {
         tenant: call.tenant,
         consumer: call.consumer,
@@ -84,6 +87,7 @@ pub async fn call(call: Call<'_>, tx: &Tx) -> CallResult<Option<String>> {
         attempt: call.attempt,
         kind: call.kind,
         deadline: Instant::now() + call.deadline,
+        outbox: call.outbox,
     };
     classify(&call, run.deadline, call.handler.handle(tx, &run), tx).await
 }
@@ -96,6 +100,7 @@ pub async fn call_group(group: GroupCall<'_>, tx: &Tx) -> CallResult<Vec<Answer>
         consumer: call.consumer,
         messages,
         deadline: Instant::now() + call.deadline,
+        outbox: call.outbox,
     };
     match classify(call, run.deadline, call.handler.handle_batch(tx, &run), tx).await {
         CallResult::Ok(answers) if answers.len() != messages.len() => {

@@ -25,7 +25,7 @@ pub struct ClaimRequest {
     /// Reason why it is parked; none where it is not.
     pub reason: Option<String>,
     /// Number that it shares with the messages that it must run in order with; see
-    /// [`crate::ordering::key_lock`]. None where order does not matter.
+    /// [`oncebox_model::ordering::ordering_hash`]. None where order does not matter.
     pub ordering: Option<i64>,
 }
 

@@ -101,12 +101,8 @@ pub(crate) async fn host_statement(tx: &Tx, text: &'static str) -> Result<(), In
 /// Classifies an error of the claim: data of a message, a full lock table, or a fault of the host.
 pub(crate) fn at_claim(error: InboxError) -> Abort {
     match refused(&error) {
-        // A check violation without a constraint's name is a missing time partition: the host's
-        // fault.
-        Some(answer)
-            if answer.sqlstate == sqlstate::CHECK_VIOLATION && answer.constraint.is_none() =>
-        {
-            Abort::Host(error)
+        Some(answer) if lacks_partition(&answer) => {
+            Abort::Host(InboxError::PartitionMissing(answer.message))
         }
         Some(answer) if is_about_data(&answer) => Abort::AtClaim { failure: sql_failure(answer) },
         Some(answer) if answer.sqlstate == sqlstate::OUT_OF_MEMORY => Abort::LockTableFull(error),
@@ -118,6 +114,9 @@ pub(crate) fn at_claim(error: InboxError) -> Abort {
 /// deallocated, or a fault of the host.
 pub(crate) fn at_completion(error: InboxError) -> Abort {
     match refused(&error) {
+        Some(answer) if lacks_partition(&answer) => {
+            Abort::Host(InboxError::PartitionMissing(answer.message))
+        }
         Some(answer) if is_about_data(&answer) => {
             Abort::AtCommit { failure: Failure::new(FailureKind::BadResult, answer.message) }
         }
@@ -143,6 +142,12 @@ pub(crate) fn at_constraints(error: InboxError) -> Abort {
     }
 }
 
+/// Returns whether a statement of the host found no time partition for a row: a check violation
+/// without the name of a constraint. That is the host's fault and never a message's.
+fn lacks_partition(error: &StatementError) -> bool {
+    error.sqlstate == sqlstate::CHECK_VIOLATION && error.constraint.is_none()
+}
+
 /// Returns whether an error of a host's statement is about a message: a data exception, a
 /// constraint, a limit of size. A full disk or a timeout is not.
 fn is_about_data(error: &StatementError) -> bool {
@@ -163,4 +168,26 @@ fn sql_failure(error: StatementError) -> Failure {
         return Failure::new(FailureKind::Contention, error.message);
     }
     Failure::new(FailureKind::Sql { sqlstate: error.sqlstate }, error.message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // What could go wrong: a host that has not made its time partitions fails the messages of its
+    // tenants, or a constraint that a message breaks stops its partition.
+    #[test]
+    fn a_missing_time_partition_is_the_hosts_fault() {
+        let error = |sqlstate: &str, constraint: Option<&str>| StatementError {
+            sqlstate: sqlstate.to_owned(),
+            message: String::new(),
+            constraint: constraint.map(str::to_owned),
+        };
+        assert!(lacks_partition(&error(sqlstate::CHECK_VIOLATION, None)));
+        let named = error(sqlstate::CHECK_VIOLATION, Some("outgoing_destination_length"));
+        assert!(!lacks_partition(&named) && is_about_data(&named));
+        assert!(!lacks_partition(&error("22021", None)));
+        let missing = InboxError::PartitionMissing("no partition of relation".to_owned());
+        assert!(missing.is_retryable() && missing.to_string().contains("`oncebox migrate`"));
+    }
 }

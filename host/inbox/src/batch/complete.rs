@@ -9,11 +9,13 @@ use oncebox_model::{
     hooks::{self, Defect},
     message::Message,
     outcome::{Disposition, Failure, FailureKind},
+    outgoing::Output,
     policy::{Dedup, NoRoute, PayloadPolicy, Policy, Retry},
 };
 use serde_json::{Value, json};
 
 use crate::{
+    batch::outgoing::{Emitted, with_outgoing},
     host_call::{column, host_call},
     ordering::sequence::SequencePosition,
     session::Transaction,
@@ -72,6 +74,8 @@ pub struct Completion {
     rows: Vec<CompletedRow>,
     /// Failures among the rows, to be counted and logged after the commit.
     failures: Vec<Recorded>,
+    /// Messages that the runs which succeeded emitted.
+    emitted: Emitted,
 }
 
 /// Failure that becomes a row. It is counted and logged after the commit, since the transaction may
@@ -164,6 +168,7 @@ impl Completion {
             withdrawn: Vec::new(),
             rows: Vec::new(),
             failures: Vec::new(),
+            emitted: Emitted::default(),
         }
     }
 
@@ -181,8 +186,11 @@ impl Completion {
         self.withdrawn.push(id.to_owned());
     }
 
-    /// Completes a run that succeeded. Adds no row where the claim already says it all.
-    pub fn succeeded(&mut self, ran: Execution<'_>, result: Option<String>, policy: &Policy) {
+    /// Completes a run that succeeded, and keeps what it emitted. Adds no row where the claim
+    /// already says it all.
+    pub fn succeeded(&mut self, ran: Execution<'_>, output: Output, policy: &Policy) {
+        let Output { result, outgoing } = output;
+        self.emitted.add(ran.message, outgoing);
         let result = result.filter(|_| policy.keeps_result());
         if ran.epoch == 0 && (result.is_none() || policy.dedup == Dedup::Off) {
             return;
@@ -289,6 +297,16 @@ impl Completion {
         });
     }
 
+    /// Returns the messages that the runs emitted.
+    pub(crate) fn emitted(&self) -> &Emitted {
+        &self.emitted
+    }
+
+    /// Notes that the messages that the runs emitted so far have rows.
+    pub(crate) fn wrote_emitted(&mut self) {
+        self.emitted.wrote();
+    }
+
     /// Returns the result that the first row keeps, as JSON.
     pub(crate) fn result(&self) -> Option<&str> {
         self.rows.first().and_then(|row| row.result.as_deref())
@@ -358,7 +376,7 @@ fn record_of(message: &Message) -> Value {
 }
 
 /// Returns a text that PostgreSQL accepts: of bounded length, without NUL bytes.
-fn storable(text: &str) -> String {
+pub(crate) fn storable(text: &str) -> String {
     let mut end = text.len().min(ERROR_BYTES_MAX);
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -366,34 +384,51 @@ fn storable(text: &str) -> String {
     text[..end].replace('\0', "\u{fffd}")
 }
 
-/// Writes the completion, withdraws claims and deletes the guard row. PostgreSQL refuses it unless
-/// the claim is in this very transaction. It also refuses it where a swallowed error has aborted
-/// the transaction.
+/// Builds the call of `complete` for the rows of a completion, and further parameters. Two texts
+/// are made of it, so that a transaction without outgoing messages binds no parameter of theirs.
+macro_rules! completion_call {
+    ($transaction:ident, $consumer_id:ident, $completion:ident {
+        $($parameter:ident: $value:expr),* $(,)?
+    }) => {{
+        let rows = &$completion.rows;
+        host_call!("complete" {
+            p_secret: $transaction.secret(),
+            p_consumer: $consumer_id,
+            p_withdrawn: &$completion.withdrawn,
+            p_id: column(rows, |r| r.id.as_str()),
+            p_epoch: column(rows, |r| r.epoch),
+            p_status: column(rows, |r| r.status),
+            p_reason: column(rows, |r| r.reason.as_deref()),
+            p_error: column(rows, |r| r.error.as_deref()),
+            p_result: column(rows, |r| r.result.as_deref()),
+            p_delay_ms: column(rows, |r| r.delay.map(|delay| delay.as_millis() as i64)),
+            p_version: column(rows, |r| r.version),
+            p_keep: column(rows, |r| r.keep),
+            p_headers: column(rows, |r| r.headers.as_deref()),
+            p_payload: column(rows, |r| r.payload.as_deref()),
+            p_record: column(rows, |r| r.record.as_ref()),
+            p_light: $completion.is_light,
+            $($parameter: $value,)*
+        })
+    }};
+}
+
+/// Writes the completion and the outgoing messages, withdraws claims and deletes the guard row.
+/// PostgreSQL refuses it unless the claim is in this very transaction. It also refuses it where a
+/// swallowed error has aborted the transaction.
 pub async fn complete(
     transaction: &Transaction<'_>,
     consumer_id: i32,
     completion: &Completion,
 ) -> Result<(), InboxError> {
     hooks::point("inbox:complete:before");
-    let rows = &completion.rows;
-    let query = host_call!("complete" {
-        p_secret: transaction.secret(),
-        p_consumer: consumer_id,
-        p_withdrawn: &completion.withdrawn,
-        p_id: column(rows, |r| r.id.as_str()),
-        p_epoch: column(rows, |r| r.epoch),
-        p_status: column(rows, |r| r.status),
-        p_reason: column(rows, |r| r.reason.as_deref()),
-        p_error: column(rows, |r| r.error.as_deref()),
-        p_result: column(rows, |r| r.result.as_deref()),
-        p_delay_ms: column(rows, |r| r.delay.map(|delay| delay.as_millis() as i64)),
-        p_version: column(rows, |r| r.version),
-        p_keep: column(rows, |r| r.keep),
-        p_headers: column(rows, |r| r.headers.as_deref()),
-        p_payload: column(rows, |r| r.payload.as_deref()),
-        p_record: column(rows, |r| r.record.as_ref()),
-        p_light: completion.is_light,
-    });
+    let emitted = completion.emitted.unwritten();
+    let query = if emitted.is_empty() {
+        completion_call!(transaction, consumer_id, completion {})
+    } else {
+        hooks::point("outgoing:insert:before");
+        with_outgoing!(emitted, completion_call, transaction, consumer_id, completion)
+    };
     transaction.rows(query).await?;
     hooks::point("inbox:complete:after");
     Ok(())

@@ -2,8 +2,10 @@
 
 use oncebox_model::{
     error::InboxError,
+    handler::Answer,
     hooks::{self, Defect},
     outcome::{Failure, FailureKind},
+    outgoing::{Outbox, Output},
     tx::Tx,
 };
 use tokio::time::Instant;
@@ -21,7 +23,7 @@ use crate::{
 };
 
 /// Results of the messages of a group that succeeded, in order.
-type Results = Vec<Option<String>>;
+type Results = Vec<Output>;
 
 impl ConsumerInbox {
     /// Runs a group in one call of its handler. Messages that the answer calls failed are excluded,
@@ -43,12 +45,13 @@ impl ConsumerInbox {
             if group.is_empty() {
                 continue;
             }
+            state.write_cancellable(transaction, group[0]).await?;
             set_savepoint(tx, SavepointMode::Savepoints).await?;
-            let failed = match self.try_group(tx, state, &group).await? {
+            let failed = match self.try_group(transaction, state, &group).await? {
                 Ok(results) => {
                     release_savepoint(tx, SavepointMode::Savepoints).await?;
-                    for (index, result) in group.into_iter().zip(results) {
-                        state.succeeded(index, result);
+                    for (index, output) in group.into_iter().zip(results) {
+                        state.succeeded(index, output);
                     }
                     continue;
                 }
@@ -77,17 +80,18 @@ impl ConsumerInbox {
     /// failures by index in the batch. No failure means that the failed message is unknown.
     async fn try_group(
         &self,
-        tx: &Tx,
+        transaction: &Transaction<'_>,
         state: &BatchState<'_>,
         group: &[usize],
     ) -> Result<Result<Results, Vec<(usize, Failure)>>, Abort> {
-        let (first, last) = (group[0], group[group.len() - 1]);
+        let (tx, first, last) = (transaction.tx(), group[0], group[group.len() - 1]);
         let routed = &state.batch[first];
+        let outbox = self.outbox(transaction, routed);
         routed.point_before_call();
         let began = Instant::now();
         let result = match *group {
-            [_] => call(self.call(routed), tx).await.map(|result| vec![Ok(result)]),
-            _ => call_group(self.group_call(state.batch, group), tx).await,
+            [_] => call(self.call(routed, &outbox), tx).await.map(|output| vec![Ok(output)]),
+            _ => call_group(self.group_call(state.batch, group, &outbox), tx).await,
         };
         // Each message is counted with an equal share of the call.
         let each = began.elapsed() / group.len().try_into().unwrap_or(u32::MAX);
@@ -98,7 +102,7 @@ impl ConsumerInbox {
         match result {
             CallResult::Ok(answers) => match failures(group, &answers) {
                 failed if failed.is_empty() => {
-                    Ok(Ok(answers.into_iter().map(|answer| answer.ok().flatten()).collect()))
+                    Ok(Ok(answers.into_iter().map(Result::unwrap_or_default).collect()))
                 }
                 failed => Ok(Err(failed)),
             },
@@ -117,9 +121,14 @@ impl ConsumerInbox {
     }
 
     /// Returns the common call of a group, made from the first message's.
-    fn group_call<'a>(&'a self, batch: &'a [Routed], group: &[usize]) -> GroupCall<'a> {
+    fn group_call<'a>(
+        &'a self,
+        batch: &'a [Routed],
+        group: &[usize],
+        outbox: &'a Outbox,
+    ) -> GroupCall<'a> {
         let messages = group.iter().map(|index| &batch[*index].request.message).collect();
-        GroupCall { call: self.call(&batch[group[0]]), messages }
+        GroupCall { call: self.call(&batch[group[0]], outbox), messages }
     }
 }
 
@@ -146,7 +155,7 @@ fn alone_or(group: &[usize], failure: Failure) -> Abort {
 }
 
 /// Returns the messages that the answers call failed, by index in the batch.
-fn failures(group: &[usize], answers: &[Result<Option<String>, Failure>]) -> Vec<(usize, Failure)> {
+fn failures(group: &[usize], answers: &[Answer]) -> Vec<(usize, Failure)> {
     if hooks::sabotage(Defect::BatchAnswersIgnored) {
         return Vec::new();
     }

@@ -12,6 +12,8 @@ mod order;
 pub(crate) mod call;
 // Several messages in one call of a handler.
 mod group;
+// The messages that handlers emit, and their cancelling.
+pub(crate) mod outgoing;
 // The last statement of the host before COMMIT.
 pub(crate) mod complete;
 // COMMIT, savepoints and the errors of the host's statements.
@@ -20,6 +22,12 @@ pub(crate) mod commit;
 pub(crate) mod abort;
 // Repeated transactions, and failures recorded in a transaction of their own.
 pub(crate) mod settle;
+// The result of a committed transaction.
+pub(crate) mod settled;
+// The place of a message in a replay, and its end there.
+pub(crate) mod replay_turn;
+// Messages that are replayed.
+pub(crate) mod replayed;
 // Messages that are stored without a run.
 mod store;
 // The protocol in a transaction that is always rolled back, for `oncebox test`.

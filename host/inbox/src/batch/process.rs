@@ -17,7 +17,8 @@
 //!
 //! A retry worker runs a message from its row. It first leases the message: it writes into the row,
 //! and commits, that it has the message until a certain time. The leased message is then a batch of
-//! one, whose transaction begins with `resume` instead of `claim`.
+//! one, whose transaction begins with `resume` instead of `claim`. A replayed message is one, too;
+//! [`replayed`](super::replayed) has its begin and its end.
 //!
 //! A transaction that cannot commit ends with an [`Abort`], the reason. Nothing of it remains, and
 //! [`settle`](super::settle) repeats it with fewer messages, later or with savepoints, until the
@@ -25,7 +26,7 @@
 //! partition's worker offers the messages again. So it does where the answer to a COMMIT is lost,
 //! and the next claim finds out: the rows are there, or they are not.
 
-use oncebox_model::error::InboxError;
+use oncebox_model::{error::InboxError, outgoing::Outbox};
 use tokio::time::Instant;
 
 use crate::{
@@ -37,7 +38,10 @@ use crate::{
             at_completion, commit, refused, release_savepoint, rollback, set_savepoint,
             undo_message,
         },
-        state::{BatchState, Next, Routed, Settled},
+        outgoing::outbox,
+        replayed::replay_outbox,
+        settled::Settled,
+        state::{BatchState, Next, Routed},
     },
     consumer::ConsumerInbox,
     session::Transaction,
@@ -68,6 +72,9 @@ impl ConsumerInbox {
         batch: &[Routed],
         mode: SavepointMode,
     ) -> Result<Settled, Abort> {
+        if let Some(end) = self.begin_replay(transaction, batch).await? {
+            return Ok(Settled::replayed(end)); // it does not run, and nothing is written
+        }
         let Some(mut state) = BatchState::open(self, transaction, batch).await? else {
             return Ok(Settled::default()); // the lease is lost, or was given back
         };
@@ -103,22 +110,26 @@ impl ConsumerInbox {
         mode: SavepointMode,
     ) -> Result<(), Abort> {
         let (tx, routed) = (transaction.tx(), &state.batch[index]);
+        state.write_cancellable(transaction, index).await?;
         set_savepoint(tx, mode).await?;
         // A candidate version may be tried on this message after the commit; the changes that the
         // live version makes are then captured, to compare them.
         let watch = shadow::watch(tx, routed.shadow.is_some()).await?;
+        let (outbox, cancels) =
+            shadow::recorded(self.outbox(transaction, routed), routed.shadow.is_some());
         routed.point_before_call(); // where tests kill the process
         let began = Instant::now();
-        let result = call(self.call(routed), tx).await;
+        let result = call(self.call(routed, &outbox), tx).await;
         self.count_duration(&routed.request.message, began.elapsed());
         routed.point_after_call();
         match result {
-            CallResult::Ok(result) => {
-                state.sample(transaction, index, watch, &result).await.map_err(at_completion)?;
+            CallResult::Ok(output) => {
+                let live = (&output, cancels.taken());
+                state.sample(transaction, index, watch, live).await.map_err(at_completion)?;
                 if routed.lease.is_none() {
                     release_savepoint(tx, mode).await?; // COMMIT releases that of a leased message
                 }
-                state.succeeded(index, result);
+                state.succeeded(index, output);
                 Ok(())
             }
             // The session lost its prepared statements, perhaps to code of an earlier message.
@@ -146,7 +157,7 @@ impl ConsumerInbox {
     }
 
     /// Returns the call of a message's handler.
-    pub(crate) fn call<'a>(&'a self, routed: &'a Routed) -> Call<'a> {
+    pub(crate) fn call<'a>(&'a self, routed: &'a Routed, outbox: &'a Outbox) -> Call<'a> {
         let (attempt, kind) = routed.attempt();
         Call {
             tenant: &self.tenant,
@@ -156,6 +167,16 @@ impl ConsumerInbox {
             attempt,
             kind,
             deadline: self.deadline(&routed.handler),
+            outbox,
+        }
+    }
+
+    /// Returns what the handler of a message may do with the consumer's outgoing messages.
+    pub(crate) fn outbox(&self, transaction: &Transaction<'_>, routed: &Routed) -> Outbox {
+        let outbox = outbox(&self.sessions, self.consumer_id, transaction, &*routed.handler);
+        match routed.replay {
+            Some(turn) => replay_outbox(outbox, turn.emit),
+            None => outbox,
         }
     }
 }

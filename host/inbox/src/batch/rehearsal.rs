@@ -127,7 +127,8 @@ impl<'a> Rehearsal<'a> {
         // The row names no version, since this database may not have it.
         let request = ClaimRequest { message, version: None, reason: None, ordering: None };
         let generation = handlers.generation();
-        let routed = Routed { request, lease: None, handler, generation, shadow: None };
+        let routed =
+            Routed { request, lease: None, handler, generation, shadow: None, replay: None };
         let batch = std::slice::from_ref(&routed);
         let state = match BatchState::open(self.consumer, self.transaction(), batch).await {
             Ok(Some(state)) => state,

@@ -23,7 +23,8 @@ use crate::{
         claim::{ClaimOutcome, ClaimRequest, InitialStatus, claim},
         commit::commit,
         complete::{Completion, Execution, Lease, complete},
-        state::{Routed, Settled},
+        settled::Settled,
+        state::Routed,
     },
     consumer::ConsumerInbox,
     session::Transaction,
@@ -131,8 +132,9 @@ impl ConsumerInbox {
         self.repeat(&permit.admission, &mut permit.serial, batch, plan).await
     }
 
-    /// Settles a leased message: repeats its transaction under contention, and records a failure
-    /// whose transaction is gone. Nothing ran where the lease is lost or it is not its turn.
+    /// Settles a leased or a replayed message: repeats its transaction under contention, and records
+    /// a failure whose transaction is gone. Nothing ran where the lease is lost or it is not its
+    /// turn.
     pub(crate) async fn settle_leased(
         &self,
         admission: &Admission,
@@ -151,7 +153,7 @@ impl ConsumerInbox {
         batch: &[Routed],
         mut plan: Plan,
     ) -> Result<Settled, InboxError> {
-        let is_live = batch[0].lease.is_none();
+        let is_live = batch[0].is_live();
         loop {
             // Serialization may have begun since the admission. The permit is then taken only if it
             // is free: waiting would hold a place of the host.
@@ -173,7 +175,11 @@ impl ConsumerInbox {
                     tokio::time::sleep(pause).await;
                 }
                 AfterAbort::Record(failure) => {
-                    let Routed { request, lease, generation, .. } = &batch[0];
+                    let Routed { request, lease, generation, replay, .. } = &batch[0];
+                    if let Some(turn) = *replay {
+                        let of = (&request.message, request.version, *generation);
+                        return self.record_replayed(admission, turn, of, failure).await;
+                    }
                     return self.record(admission, request, *lease, *generation, failure).await;
                 }
                 AfterAbort::Park(failure) => {
@@ -188,14 +194,17 @@ impl ConsumerInbox {
         }
     }
 
-    /// Reports a committed transaction: to the sizer, the trials of candidates, and the log.
+    /// Reports a committed transaction: to the sizer, the trials of candidates, the relay, and the
+    /// log.
     fn committed(&self, batch: &[Routed], mut settled: Settled, alone: bool) -> Settled {
         match batch[0].lease {
             Some(_) if settled.results.is_empty() => {}
             Some(_) => hooks::point("retry:commit:after"),
+            None if batch[0].replay.is_some() => hooks::point("replay:commit:after"),
             None => self.learn(&settled),
         }
         settled.sampled.drain(..).for_each(|sampled| self.shadows.offer(sampled));
+        self.tell_relay_of(std::mem::take(&mut settled.destinations));
         let messages = batch.iter().map(|routed| &routed.request.message);
         self.tell_failures(messages, settled.failures.drain(..));
         Settled { alone, ..settled }

@@ -10,7 +10,8 @@ use oncebox_model::{
     error::InboxError,
     handler::{DeliveryKind, Handler, Shadow},
     hooks::{self, Defect},
-    outcome::{Disposition, Failure, FailureKind},
+    outcome::{Disposition, Failure},
+    outgoing::Output,
     policy::Dedup,
 };
 use tokio::time::Instant;
@@ -21,7 +22,10 @@ use crate::{
         abort::Abort,
         claim::{ClaimOutcome, ClaimRequest, InitialStatus, claim},
         commit::{at_claim, at_completion},
-        complete::{Completion, Execution, Lease, Recorded, complete},
+        complete::{Completion, Execution, Lease, complete},
+        outgoing::write_outgoing,
+        replay_turn::{ReplayTurn, ReplayedRun},
+        settled::{Results, Settled},
     },
     consumer::{COMMIT, ConsumerInbox},
     ordering::{
@@ -29,7 +33,7 @@ use crate::{
         sequence::{SequenceState, move_sequence, sequence_of},
     },
     session::Transaction,
-    shadow::{Sampled, Watch},
+    shadow::{Cancel, LiveRun, Sampled, Watch},
 };
 
 /// A message and the handler that runs it.
@@ -44,9 +48,16 @@ pub(crate) struct Routed {
     /// Candidate version to be tried on the message after the commit; set where the message is in
     /// its sample.
     pub(crate) shadow: Option<Arc<Shadow>>,
+    /// Place in a replay; none for a live or leased message. Such a message has no lease.
+    pub(crate) replay: Option<ReplayTurn>,
 }
 
 impl Routed {
+    /// Returns whether the transaction claims the message: it is neither leased nor replayed.
+    pub(crate) fn is_live(&self) -> bool {
+        self.lease.is_none() && self.replay.is_none()
+    }
+
     /// Returns the execution of the message, by the version that the request names.
     fn execution(&self) -> Execution<'_> {
         let version = self.request.version;
@@ -57,20 +68,21 @@ impl Routed {
     pub(crate) fn attempt(&self) -> (u32, DeliveryKind) {
         match self.lease {
             Some(Lease { attempt, .. }) => (attempt, DeliveryKind::Retry),
+            None if self.replay.is_some() => (1, DeliveryKind::Replay),
             None => (1, DeliveryKind::Live),
         }
     }
 
     /// Passes the fail point before the call of a live message's handler.
     pub(crate) fn point_before_call(&self) {
-        if self.lease.is_none() {
+        if self.is_live() {
             hooks::point("inbox:handle:before");
         }
     }
 
     /// Passes the fail point after a live message's failure was rolled back.
     pub(crate) fn point_after_failure(&self) {
-        if self.lease.is_none() {
+        if self.is_live() {
             hooks::point("inbox:fail:after");
         }
     }
@@ -79,40 +91,9 @@ impl Routed {
     pub(crate) fn point_after_call(&self) {
         hooks::point(match self.lease {
             Some(_) => "retry:handle:after",
+            None if self.replay.is_some() => "replay:handle:after",
             None => "inbox:handle:after",
         });
-    }
-}
-
-/// Result of each message that ran: its index in the batch, its disposition, the kind of its
-/// failure.
-pub(crate) type Results = Vec<(usize, Disposition, Option<FailureKind>)>;
-
-/// Result of a committed transaction.
-#[derive(Debug, Default)]
-pub(crate) struct Settled {
-    /// Answers to the claims that count, from the first message of the batch on. Later claims were
-    /// withdrawn, and their messages come again.
-    pub(crate) claims: Vec<ClaimOutcome>,
-    /// Result of each message that ran.
-    pub(crate) results: Results,
-    /// Failure of a run whose message another session has by now; nothing was written about it.
-    pub(crate) unrecorded: Option<FailureKind>,
-    /// True where one message was settled after a larger transaction failed at its claim or its
-    /// COMMIT. The messages behind it are then settled one by one too.
-    pub(crate) alone: bool,
-    /// Completed messages, to be tried on shadow candidates after the commit.
-    pub(crate) sampled: Vec<Sampled>,
-    /// Failures in the committed rows, to be counted and logged after the commit.
-    pub(crate) failures: Vec<Recorded>,
-    /// Share of the claimed messages that it had time for, which bounds the next batch.
-    pub(crate) fit: Fit,
-}
-
-impl Settled {
-    /// Returns the result of a transaction that claimed messages and ran none of them.
-    pub(crate) fn stored(claims: Vec<ClaimOutcome>) -> Self {
-        Self { claims, ..Self::default() }
     }
 }
 
@@ -138,6 +119,8 @@ pub(crate) struct BatchState<'a> {
     /// Ordering keys of messages that failed; they hold back later messages of their keys.
     pub(crate) blocked: BlockedKeys,
     results: Results,
+    /// Result of the replayed message; none for every other batch, and before its run.
+    replayed: Option<(ReplayTurn, ReplayedRun)>,
     sampled: Vec<Sampled>,
     /// Index of the first message that `next` has not looked at.
     next: usize,
@@ -159,6 +142,12 @@ impl<'a> BatchState<'a> {
         batch: &'a [Routed],
     ) -> Result<Option<Self>, Abort> {
         let began = std::time::Instant::now();
+        if let [Routed { replay: Some(_), .. }] = batch {
+            // The caller has begun it. Its order and its sequence were decided when it first ran.
+            let (claims, sequence) = (vec![ClaimOutcome::New], SequenceState::default());
+            let times = (began, Instant::now());
+            return Ok(Some(Self::new(consumer, batch, claims, sequence, times)));
+        }
         let [Routed { request, lease: Some(lease), generation, .. }] = batch else {
             let claims = Self::claim(consumer, transaction, batch).await?;
             return Self::sequenced(consumer, transaction, batch, claims, began).await.map(Some);
@@ -206,13 +195,24 @@ impl<'a> BatchState<'a> {
         let messages = new.map(|(routed, _)| &routed.request.message);
         let policy = consumer.policy.sequence.as_ref();
         let sequence = sequence_of(transaction, consumer.consumer_id, policy, messages).await?;
+        Ok(Self::new(consumer, batch, claims, sequence, (began, claimed)))
+    }
+
+    /// Makes the state of a transaction whose messages are claimed.
+    fn new(
+        consumer: &'a ConsumerInbox,
+        batch: &'a [Routed],
+        claims: Vec<ClaimOutcome>,
+        sequence: SequenceState,
+        (began, claimed): (std::time::Instant, Instant),
+    ) -> Self {
         let mut blocked = BlockedKeys::default();
         for (index, routed) in batch.iter().enumerate() {
             if claims[index] == ClaimOutcome::Forgotten {
                 blocked.failed(index, &routed.request, Disposition::Parked);
             }
         }
-        Ok(Self {
+        Self {
             consumer,
             batch,
             claims,
@@ -220,17 +220,17 @@ impl<'a> BatchState<'a> {
             sequence,
             blocked,
             results: Results::new(),
+            replayed: None,
             sampled: Vec::new(),
             next: 0,
             began,
             claimed,
             fit: Fit::default(),
-        })
+        }
     }
 
-    /// Returns the messages that run next; none when all are decided, or when the time of the batch
-    /// is over. The claims behind are then withdrawn. At least one message runs, however short the
-    /// time.
+    /// Returns the messages that run next; none when all are decided, or when the batch is over.
+    /// The claims behind are then withdrawn. At least one message runs, however short the time.
     pub(crate) fn next(&mut self) -> Option<Next> {
         while let Some(routed) = self.batch.get(self.next) {
             let index = self.next;
@@ -239,8 +239,7 @@ impl<'a> BatchState<'a> {
             if !self.is_to_run(index) {
                 continue; // a duplicate, settled by its row, or not its turn
             }
-            if !self.results.is_empty() && self.claimed.elapsed() >= self.consumer.batch_duration()
-            {
+            if !self.results.is_empty() && self.is_over() {
                 self.withdraw(index);
                 return None;
             }
@@ -252,6 +251,13 @@ impl<'a> BatchState<'a> {
             return Some(Next::Group(group));
         }
         None
+    }
+
+    /// Returns whether no further message begins: the time of the batch is over, or its messages
+    /// have emitted as much as a transaction may hold.
+    fn is_over(&self) -> bool {
+        self.claimed.elapsed() >= self.consumer.batch_duration()
+            || self.completion.emitted().is_full()
     }
 
     /// Decides whether a new message runs. It does not where an earlier message of its key failed,
@@ -300,10 +306,16 @@ impl<'a> BatchState<'a> {
         Execution::of(&routed.request.message, routed.lease)
     }
 
-    /// Records the success of a message. Its completion moves its aggregate.
-    pub(crate) fn succeeded(&mut self, index: usize, result: Option<String>) {
+    /// Records the success of a message. Its completion moves its aggregate, and writes what it
+    /// emitted.
+    pub(crate) fn succeeded(&mut self, index: usize, output: Output) {
         let routed = &self.batch[index];
-        self.completion.succeeded(routed.execution(), result, &self.consumer.policy);
+        if let Some(turn) = routed.replay {
+            // What it emitted is counted and dropped.
+            self.replayed = Some((turn, ReplayedRun::Ok(output.outgoing)));
+            return self.results.push((index, Disposition::Completed, None));
+        }
+        self.completion.succeeded(routed.execution(), output, &self.consumer.policy);
         self.sequence.completed(&routed.request.message);
         self.results.push((index, Disposition::Completed, None));
     }
@@ -313,6 +325,10 @@ impl<'a> BatchState<'a> {
     /// and the message is settled alone, through a claim that writes one.
     pub(crate) fn failed(&mut self, index: usize, failure: &Failure) -> Result<(), Abort> {
         let routed = &self.batch[index];
+        if let Some(turn) = routed.replay {
+            self.replayed = Some((turn, ReplayedRun::Failed(failure.clone())));
+            return Ok(());
+        }
         if self.consumer.policy.dedup == Dedup::Off && routed.lease.is_none() {
             return Err(Abort::Abandoned { index, failure: failure.clone() });
         }
@@ -323,20 +339,36 @@ impl<'a> BatchState<'a> {
         Ok(())
     }
 
+    /// Writes what earlier messages emitted, where the handler of a message may cancel it. Call it
+    /// before the savepoint of that message.
+    pub(crate) async fn write_cancellable(
+        &mut self,
+        transaction: &Transaction<'_>,
+        index: usize,
+    ) -> Result<(), Abort> {
+        let emitted = self.completion.emitted();
+        if !emitted.is_cancellable() || !self.batch[index].handler.may_emit() {
+            return Ok(());
+        }
+        let written = write_outgoing(transaction, self.consumer.consumer_id, emitted).await;
+        written.map_err(at_completion)?;
+        self.completion.wrote_emitted();
+        Ok(())
+    }
+
     /// Keeps a completed message for the trial of its shadow candidate after the commit.
     pub(crate) async fn sample(
         &mut self,
         transaction: &Transaction<'_>,
         index: usize,
         watch: Option<Watch>,
-        result: &Option<String>,
+        (output, cancels): (&Output, Vec<Cancel>),
     ) -> Result<(), InboxError> {
         let Routed { request, generation, shadow, .. } = &self.batch[index];
         if let Some((shadow, watch)) = shadow.as_ref().zip(watch) {
             let trace = watch.end(transaction).await?;
-            let sampled =
-                Sampled::new(shadow, &request.message, *generation, result.clone(), trace);
-            self.sampled.push(sampled);
+            let live = LiveRun { output: output.clone(), cancels, trace };
+            self.sampled.push(Sampled::new(shadow, &request.message, *generation, live));
         }
         Ok(())
     }
@@ -361,6 +393,9 @@ impl<'a> BatchState<'a> {
         mut self,
         transaction: &Transaction<'_>,
     ) -> Result<Settled, Abort> {
+        if let Some(run) = self.replayed.take() {
+            return self.complete_replay(transaction, run).await;
+        }
         let consumer = self.consumer;
         // A leased message that did not run is charged with no failure.
         let is_leased = self.batch.iter().any(|routed| routed.lease.is_some());
@@ -394,8 +429,22 @@ impl<'a> BatchState<'a> {
             unrecorded: None,
             alone: false,
             sampled: self.sampled,
+            destinations: self.completion.emitted().due_destinations(),
             failures: self.completion.recorded(),
             fit: Fit { ran, settled, took, ..self.fit },
+            replayed: None,
         })
+    }
+
+    /// Writes the completion of a replayed message.
+    async fn complete_replay(
+        &self,
+        transaction: &Transaction<'_>,
+        (turn, run): (ReplayTurn, ReplayedRun),
+    ) -> Result<Settled, Abort> {
+        let Routed { request, generation, .. } = &self.batch[0]; // a batch of one
+        let of = (&request.message, request.version, *generation);
+        let end = self.consumer.complete_replayed(transaction, turn, of, run).await;
+        Ok(Settled::replayed(end.map_err(at_completion)?))
     }
 }

@@ -37,7 +37,8 @@ use crate::{
     batch::{
         claim::{ClaimOutcome, ClaimRequest, InitialStatus},
         settle::Permit,
-        state::{Routed, Settled},
+        settled::Settled,
+        state::Routed,
     },
     consumer::ConsumerInbox,
     partition::{

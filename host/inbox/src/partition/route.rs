@@ -104,7 +104,7 @@ impl PartitionInbox {
             .filter(|shadow| version.is_some() && shadow.samples(&message.id));
         let generation = handlers.generation();
         let request = ClaimRequest { message, version, reason: None, ordering };
-        Some(Route::Run(Routed { request, lease: None, handler, generation, shadow }))
+        Some(Route::Run(Routed { request, lease: None, handler, generation, shadow, replay: None }))
     }
 
     /// Returns the record time before which messages are parked, in milliseconds; none where the

@@ -228,14 +228,19 @@ impl ConsumerInbox {
     /// data of a CloudEvent, or a payload that an operator replaced, may be JSON already. Returns
     /// false where the schema is not at hand.
     pub(crate) fn decode_leased(&self, leased: &mut Leased) -> bool {
-        let message = &mut leased.message;
+        self.decode_stored(&mut leased.message, &mut leased.fault)
+    }
+
+    /// Decodes the payload of a stored message, as for a leased one. Puts the reason why it does
+    /// not decode into `fault`. Returns false where the schema is not at hand.
+    pub(crate) fn decode_stored(&self, message: &mut Message, fault: &mut Option<String>) -> bool {
         let payload =
             message.record.payload.as_deref().filter(|payload| payload.first() == Some(&0));
         let Some((decoder, payload)) = self.decoder.get().zip(payload) else { return true };
         match decoder.decode(payload) {
             Ok(decoded) => message.decoded = Some(decoded.json.into()),
-            Err(fault) if fault.is_not_prepared() => return false,
-            Err(fault) => leased.fault = Some(fault.to_string()),
+            Err(error) if error.is_not_prepared() => return false,
+            Err(error) => *fault = Some(error.to_string()),
         }
         true
     }
@@ -337,8 +342,8 @@ fn read(row: &PgRow, asked_at: Instant) -> Result<Leased, sqlx::Error> {
     })
 }
 
-/// Reads the message of a row; a lease does not need its sequence.
-fn read_message(row: &PgRow) -> Result<Message, sqlx::Error> {
+/// Reads the message of a row; neither a lease nor a replay needs its sequence.
+pub(crate) fn read_message(row: &PgRow) -> Result<Message, sqlx::Error> {
     let record = Record {
         topic: row.try_get::<String, _>("topic")?.into(),
         topic_id: None,

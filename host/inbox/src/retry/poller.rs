@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     consumer::ConsumerInbox,
+    replay,
     retry::{
         backlog::{self, SETTINGS},
         wakeup::EVERY,
@@ -83,6 +84,17 @@ impl DuePoller {
         database.consumers.insert(consumer.consumer_id, Arc::downgrade(consumer));
         consumer.wakeup.is_polled.store(true, Ordering::Release);
         // The first poll finds messages that an earlier process left.
+    }
+
+    /// Wakes a worker of a consumer that runs here, for a message that has just become due. Does
+    /// nothing for any other consumer: the hosts that run it poll.
+    pub fn wake(&self, consumer_id: i32) {
+        let databases = self.databases.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known =
+            databases.values().filter_map(|database| database.consumers.get(&consumer_id));
+        if let Some(consumer) = known.find_map(Weak::upgrade) {
+            consumer.wake_worker();
+        }
     }
 
     /// Polls until `stop` is cancelled. A database that does not answer holds up no other.
@@ -211,7 +223,7 @@ pub async fn release_unblocked(pool: &PgPool, consumers: &[(i32, i16)]) -> Resul
         .await?)
 }
 
-/// Polls a database once, and wakes the workers of consumers with due messages.
+/// Polls a database once, and wakes the workers of consumers with due messages or a replay.
 async fn poll(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
     let found = match timeout(PATIENCE, due(pool, &asked(consumers))).await {
         Ok(Ok(found)) => found,
@@ -226,6 +238,11 @@ async fn poll(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
         {
             consumers[found].wakeup.after(Duration::from_millis(in_ms.max(0) as u64));
         }
+    }
+    match timeout(PATIENCE, replay::wake(pool, consumers)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "failed to look for replays; they wait"),
+        Err(_) => tracing::warn!("the database does not say which replays wait"),
     }
 }
 

@@ -6,6 +6,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 use oncebox_model::{
     error::InboxError,
     handler::{Handler, Handlers},
+    message::Message,
     outcome::{Disposition, Failure, FailureKind},
     reference::FetchError,
 };
@@ -17,7 +18,7 @@ use crate::{
         Admission,
         breaker::{BreakerDecision, Probe, RECHECK},
     },
-    batch::state::{Routed, Settled},
+    batch::{settled::Settled, state::Routed},
     consumer::ConsumerInbox,
     reference::Fetched,
     retry::lease::Leased,
@@ -299,7 +300,7 @@ impl ConsumerInbox {
             }
         };
         let (request, lease) = (leased.request(Some(handler.version())), Some(leased.lease));
-        let routed = Routed { request, lease, handler, generation, shadow: None };
+        let routed = Routed { request, lease, handler, generation, shadow: None, replay: None };
         let settled = self.settle_leased(admission, &routed).await;
         match self.ended(admission, leased, settled).await? {
             Ended::Settled(disposition, failure) => {
@@ -320,14 +321,26 @@ impl ConsumerInbox {
         handlers: &dyn Handlers,
         leased: &Leased,
     ) -> Result<Arc<dyn Handler>, Failure> {
-        let Some(handler) = handlers.resolve(&leased.message, leased.version) else {
+        let Leased { message, version, fault, unfetched, .. } = leased;
+        self.handler_for(handlers, (message, *version), (fault.as_deref(), unfetched.as_ref()))
+    }
+
+    /// Returns the handler of a stored message, or the failure of one that no handler can take.
+    /// `version` ran it last; its faults are those of its payload.
+    pub(crate) fn handler_for(
+        &self,
+        handlers: &dyn Handlers,
+        (message, version): (&Message, Option<i32>),
+        (fault, unfetched): (Option<&str>, Option<&Failure>),
+    ) -> Result<Arc<dyn Handler>, Failure> {
+        let Some(handler) = handlers.resolve(message, version) else {
             let text = "no deployment takes this event type";
             return Err(Failure::new(FailureKind::NoRoute, text));
         };
-        if let Some(failure) = &leased.unfetched {
+        if let Some(failure) = unfetched {
             return Err(failure.clone());
         }
-        match leased.fault.clone().or_else(|| self.schemas.fault(&leased.message)) {
+        match fault.map(str::to_owned).or_else(|| self.schemas.fault(message)) {
             Some(fault) => Err(Failure::new(FailureKind::Schema, fault)),
             None => Ok(handler),
         }

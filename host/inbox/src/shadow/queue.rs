@@ -8,11 +8,12 @@ use std::{
     time::Duration,
 };
 
-use oncebox_model::{handler::Shadow, message::Message, policy::PayloadPolicy};
+use oncebox_model::{handler::Shadow, message::Message, outgoing::Output, policy::PayloadPolicy};
 use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    cancels::Cancel,
     capture::Trace,
     tally::{Tally, TrialVerdict},
 };
@@ -34,8 +35,18 @@ pub(crate) struct Sampled {
     pub(super) message: Message,
     /// Generation of deployments under which the live run ran.
     pub(super) generation: i64,
-    pub(super) result: Option<String>,
-    pub(super) trace: Trace,
+    pub(super) live: LiveRun,
+}
+
+/// What a live run answered and did.
+#[derive(Clone)]
+pub(crate) struct LiveRun {
+    /// Result, and the messages that it emitted.
+    pub(crate) output: Output,
+    /// Cancels of outgoing messages, with their answers.
+    pub(crate) cancels: Vec<Cancel>,
+    /// Row changes and cost.
+    pub(crate) trace: Trace,
 }
 
 impl std::fmt::Debug for Sampled {
@@ -49,19 +60,20 @@ impl Sampled {
         shadow: &Arc<Shadow>,
         message: &Message,
         generation: i64,
-        result: Option<String>,
-        trace: Trace,
+        live: LiveRun,
     ) -> Self {
-        Self { shadow: shadow.clone(), message: message.clone(), generation, result, trace }
+        Self { shadow: shadow.clone(), message: message.clone(), generation, live }
     }
 
     fn bytes(&self) -> usize {
-        let changes = self.trace.changes.iter().flatten();
+        let changes = self.live.trace.changes.iter().flatten();
+        let outgoing = self.live.output.outgoing.iter().map(|message| message.bytes() as usize);
         let side = |side: &Option<String>| side.as_ref().map_or(0, String::len);
         self.message.record.size()
             + self.message.decoded.as_ref().map_or(0, |json| json.len())
             + self.message.fetched.as_ref().map_or(0, |payload| payload.len())
             + changes.map(|change| side(&change.before) + side(&change.after)).sum::<usize>()
+            + outgoing.sum::<usize>()
     }
 }
 
@@ -118,7 +130,7 @@ impl TrialQueue {
     pub(crate) fn offer(&self, sampled: Sampled) {
         // The task exists from the first message on, since it also writes the sums.
         let (shared, sender) = (&self.shared, self.sender());
-        if let Err(reason) = sampled.trace.changes {
+        if let Err(reason) = sampled.live.trace.changes {
             return shared.skip(&sampled, reason);
         }
         let bytes = sampled.bytes();

@@ -8,6 +8,7 @@ use oncebox_model::{
     handler::DeliveryKind,
     hooks::{self, Defect},
     outcome::{Failure, FailureKind},
+    outgoing::Output,
     policy::PayloadPolicy,
     tx::{Tx, bounded},
 };
@@ -15,10 +16,11 @@ use sqlx::AssertSqlSafe;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::{
+    cancels,
     capture::{self, Change, Trace},
     compare::{self, Difference},
     net::{self, Net},
-    queue::{Sampled, TrialContext},
+    queue::{LiveRun, Sampled, TrialContext},
     table::{self, TableRefs},
     tally::{Cost, TrialVerdict},
     undo,
@@ -29,6 +31,7 @@ use crate::{
         call::{Call, CallResult, call},
         claim::{Claimant, InitialStatus, claim},
         commit::refused,
+        outgoing::outbox,
     },
     session::Transaction,
 };
@@ -110,12 +113,12 @@ impl TrialContext {
         }
         let live = restore(transaction, sampled).await?;
         let watch = capture::begin(tx).await?;
-        let result = self.run(tx, sampled, ends_at).await?;
+        let output = self.run(transaction, sampled, ends_at).await?;
         let trace = watch.end(transaction).await?;
         check_deferred(tx).await?;
         let candidate =
             trace.changes.as_ref().map_err(|reason| Unfit::Skipped(of_candidate(reason)))?;
-        compare(tx, sampled, &live, (candidate, &trace), result).await
+        compare(tx, sampled, &live, (candidate, &trace), output).await
     }
 
     /// Sets a guard that nothing ever takes away, so that the database itself refuses to commit.
@@ -137,22 +140,26 @@ impl TrialContext {
 
     async fn run(
         &self,
-        tx: &Tx,
+        transaction: &Transaction<'_>,
         sampled: &Sampled,
         ends_at: Instant,
-    ) -> Result<Option<String>, Unfit> {
+    ) -> Result<Output, Unfit> {
+        let handler = &sampled.shadow.handler;
+        let outbox = outbox(&self.sessions, self.consumer_id, transaction, &**handler);
+        let outbox = cancels::replayed(outbox, &sampled.live.cancels);
         let of_candidate = Call {
             tenant: &self.tenant,
             consumer: &self.consumer,
-            handler: &sampled.shadow.handler,
+            handler,
             message: &sampled.message,
             attempt: 1,
             kind: DeliveryKind::Shadow,
             // The trial as a whole ends before this deadline.
             deadline: ends_at.saturating_duration_since(Instant::now()) + LOOK,
+            outbox: &outbox,
         };
-        match call(of_candidate, tx).await {
-            CallResult::Ok(result) => Ok(result),
+        match call(of_candidate, transaction.tx()).await {
+            CallResult::Ok(output) => Ok(output),
             CallResult::Failed(failure) => Err(Unfit::Failed(failure)),
             CallResult::Contention(_) => Err(Unfit::Skipped("busy")),
             CallResult::Abandoned(_) => Err(Unfit::Skipped("time")),
@@ -187,7 +194,7 @@ impl TrialContext {
 /// like a run, so that it is known to have changed these rows back, and no others.
 async fn restore(transaction: &Transaction<'_>, sampled: &Sampled) -> Result<Net, Unfit> {
     let tx = transaction.tx();
-    let changes = sampled.trace.changes.as_ref().map_err(|reason| Unfit::Skipped(reason))?;
+    let changes = sampled.live.trace.changes.as_ref().map_err(|reason| Unfit::Skipped(reason))?;
     let places = table::read(tx, changes.iter().map(|change| change.table)).await?;
     let live = net::net(changes, &places).ok_or(Unfit::Skipped("not_captured"))?;
     let watch = capture::begin(tx).await?;
@@ -228,9 +235,9 @@ async fn compare(
     sampled: &Sampled,
     live: &Net,
     (changes, trace): (&[Change], &Trace),
-    result: Option<String>,
+    output: Output,
 ) -> Result<TrialVerdict, Unfit> {
-    if let Some(text) = &result
+    if let Some(text) = &output.result
         && serde_json::from_str::<serde::de::IgnoredAny>(text).is_err()
     {
         return Ok(TrialVerdict::Failed(failed(&Failure::new(
@@ -240,12 +247,15 @@ async fn compare(
     }
     let (_, candidate) =
         net_of(tx, changes, BTreeMap::new()).await?.ok_or(Unfit::Skipped("not_captured"))?;
-    let mut differences = compare::effects((live, sampled.trace.clock), (&candidate, trace.clock));
-    differences.extend(compare::outcome(sampled.result.as_deref(), result.as_deref()));
+    let LiveRun { output: live_output, trace: live_trace, .. } = &sampled.live;
+    let mut differences = compare::effects((live, live_trace.clock), (&candidate, trace.clock));
+    let results = (live_output.result.as_deref(), output.result.as_deref());
+    differences.extend(compare::outcome(results.0, results.1));
+    differences.extend(compare::outgoing(&live_output.outgoing, &output.outgoing));
     let cost = Cost {
-        live: sampled.trace.took,
+        live: live_trace.took,
         candidate: trace.took,
-        live_statements: sampled.trace.statements,
+        live_statements: live_trace.statements,
         candidate_statements: trace.statements,
     };
     Ok(if differences.is_empty() {

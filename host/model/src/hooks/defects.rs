@@ -106,6 +106,24 @@ defects! {
     LoansNeverEnd = "loans_never_end",
     /// Transactions of slow tenants begin together.
     SlowOnesBeginTogether = "slow_ones_begin_together",
+    /// An outgoing message is marked as completed before its destination has confirmed it.
+    OutgoingMarkedBeforeConfirm = "outgoing_marked_before_confirm",
+    /// A relay sends an outgoing message that it has no lease on.
+    OutgoingSentWithoutLease = "outgoing_sent_without_lease",
+    /// Ids of outgoing messages are random, so that a repeated run emits others.
+    OutgoingIdsRandom = "outgoing_ids_random",
+    /// Outgoing messages are cancelled outside of the handler's transaction.
+    OutgoingCancelOutside = "outgoing_cancel_outside",
+    /// Outgoing messages of one destination and key are sent in any order.
+    OutgoingLaneIgnored = "outgoing_lane_ignored",
+    /// Requests to endpoints go to any address that a name has.
+    AddressesUnjudged = "addresses_unjudged",
+    /// A replayed run sends what it emits.
+    ReplaySends = "replay_sends",
+    /// The cursor of a replay moves before the commit, in a transaction of its own.
+    ReplayCursorOutside = "replay_cursor_outside",
+    /// A replay begins whatever the policy says of its consumer.
+    ReplayKindIgnored = "replay_kind_ignored",
 }
 
 impl Defect {

@@ -29,6 +29,27 @@ pub const POINTS: &[&str] = &[
     "kafka:commit:after",
 ];
 
+/// Every fail point of a message that a handler sends, in order.
+pub const OUTGOING_POINTS: &[&str] = &[
+    "outgoing:cancel:after",
+    "outgoing:insert:before",
+    "outgoing:lease:after",
+    "outgoing:send:before",
+    "outgoing:send:after",
+    "outgoing:mark:after",
+];
+
+/// Every fail point of a replay, in the order in which a job and its messages pass them.
+pub const REPLAY_POINTS: &[&str] = &[
+    "replay:lease:after",
+    "replay:begin:after",
+    "replay:handle:after",
+    "replay:complete:after",
+    "replay:commit:after",
+    "replay:end:before",
+    "replay:end:after",
+];
+
 /// Every fail point of a message whose payload the host fetches, before those of other messages.
 pub const REFERENCE_POINTS: &[&str] = &["reference:fetch:after"];
 
@@ -102,6 +123,8 @@ pub const ARCHIVE_ERASE_POINTS: &[&str] =
 pub(super) fn is_known(name: &str) -> bool {
     [
         POINTS,
+        OUTGOING_POINTS,
+        REPLAY_POINTS,
         REFERENCE_POINTS,
         CHANGE_POINTS,
         ACTION_POINTS,

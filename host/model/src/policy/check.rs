@@ -163,6 +163,8 @@ impl Policy {
             ("limits.log_bytes_max", limits.log_bytes_max.max(1) as u64, 4 << 20),
             ("limits.outcome_bytes_max", limits.outcome_bytes_max.max(1) as u64, 4 << 20),
             ("limits.payload_bytes_max", limits.payload_bytes_max as u64, 128 << 20),
+            ("limits.outgoing_max", u64::from(limits.outgoing_max).max(1), 10_000),
+            ("limits.outgoing_bytes_max", limits.outgoing_bytes_max.max(1), 16 << 20),
             ("limits.transactions_max", limits.transactions_max.unwrap_or(1) as u64, 10_000),
             (
                 "limits.messages_per_second",
@@ -263,7 +265,7 @@ impl Policy {
 
     /// Returns the rules between keys of deduplication, order and identity: the key to report,
     /// whether the rule is broken, and the problem.
-    fn identity_rules(&self) -> [(&'static str, bool, &'static str); 7] {
+    fn identity_rules(&self) -> [(&'static str, bool, &'static str); 8] {
         [
             (
                 "reference.store",
@@ -306,6 +308,12 @@ impl Policy {
                 self.replay.past_horizon == PastHorizon::ParkByTime && self.dedup == Dedup::Off,
                 "`replay.past_horizon = \"park_by_time\"` needs `dedup = \"inbox\"`: without it nothing is \
                     remembered of any message",
+            ),
+            (
+                "replay.kind",
+                self.replay.kind.is_some() && self.dedup == Dedup::Off,
+                "`replay.kind` needs `dedup = \"inbox\"`: without it no message that completed is \
+                    kept, so there is none to replay",
             ),
         ]
     }

@@ -67,6 +67,8 @@ impl Policy {
             self.breaks(),
             self.alerts(),
         ];
+        parts.extend(self.outgoing.explain());
+        parts.extend(self.replay.explain());
         parts.extend(self.effects.explain());
         parts
     }
@@ -242,12 +244,15 @@ impl Policy {
         format!(
             "Up to {} messages share a transaction, and none is started in it after {}. A \
                 handler's run ends at the latest after {}, with {} \
-             MiB of memory and {} statements.",
+             MiB of memory and {} statements. Where its deployment may send messages, a message \
+                causes at most {}, and a run at most {} bytes of them.",
             batch.messages_max,
             duration(batch.duration_ms),
             duration(limits.deadline_ms),
             limits.memory_bytes >> 20,
-            limits.statements_max
+            limits.statements_max,
+            limits.outgoing_max,
+            limits.outgoing_bytes_max
         )
     }
 
@@ -504,6 +509,14 @@ mod tests {
                 "factors = { legal_min_days = 5, legal_max_days = 40, effect_risk = 'high' }",
                 "compared with what its owner says: the law demands 5 days at least, the law \
                     allows 40 days at most and a second effect cannot be corrected.",
+            ),
+            (
+                "limits = { outgoing_max = 7, outgoing_bytes_max = 4096 }",
+                "may send messages, a message causes at most 7, and a run at most 4096 bytes",
+            ),
+            (
+                "outgoing = { on_parked = 'stop' }",
+                "and that is parked holds back those of its destination and key",
             ),
             ("payload = 'none'", "cannot be run again"),
             ("payload = 'all'", "of every message"),

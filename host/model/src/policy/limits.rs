@@ -32,6 +32,10 @@ pub struct Limits {
     pub outcome_bytes_max: usize,
     /// Bytes of a message's payload. Over it, the message is parked without its payload.
     pub payload_bytes_max: usize,
+    /// Messages that a handler may send per message.
+    pub outgoing_max: u32,
+    /// Bytes of the messages that a handler may send in one run, all of them together.
+    pub outgoing_bytes_max: u64,
     /// Concurrent transactions of this consumer on one host, hence instances; none for the tenant's
     /// bound. Over it, messages wait.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -61,6 +65,8 @@ impl Default for Limits {
             log_bytes_max: 64 << 10,
             outcome_bytes_max: 64 << 10,
             payload_bytes_max: 8 << 20,
+            outgoing_max: 100,
+            outgoing_bytes_max: 1 << 20,
             transactions_max: None,
             messages_per_second: None,
         }

@@ -14,6 +14,10 @@ mod retry;
 mod limits;
 // The bounds at which open messages become an alert.
 mod alerts;
+// The rules for messages that handlers send.
+mod outgoing;
+// The rules for reading records again, and for replays.
+mod replay;
 // The schemas of payloads.
 mod schemas;
 // The references of messages to their payloads.
@@ -49,6 +53,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::native::{is_topic, shown};
 pub use self::{
     alerts::{Alerts, WATCHED_MAX},
     apart::apart,
@@ -62,10 +67,12 @@ pub use self::{
     limits::{Limits, OF_CONSUMER},
     native::{TOPICS_MAX, group_fault, is_pattern, properties_fault, topic_fault, topics_fault},
     order::{Gap, Order, Sequence},
+    outgoing::{OnParked, OutgoingPolicy},
     parse::toml_error,
     raise::{HorizonRule, MemoryRaise},
     readiness::{ReadinessAnswer, ReadinessVerdict},
     reference::{ReferencePolicy, ReferenceSource},
+    replay::{Replay, ReplayEmit, ReplayKind},
     retention::Retention,
     retry::{Jitter, Preset, Retry},
     schemas::{PayloadSchema, Schemas},
@@ -137,7 +144,7 @@ pub struct Policy {
     /// Treatment of dead letters beside their rows.
     #[serde(default, skip_serializing_if = "DeadLetters::is_default")]
     pub dead_letters: DeadLetters,
-    /// Permission to set offsets back, and treatment of old records.
+    /// Permission to set offsets back, treatment of old records, and replays.
     #[serde(default, skip_serializing_if = "Replay::is_default")]
     pub replay: Replay,
     /// Circuit breaker of a version that fails too often.
@@ -146,6 +153,9 @@ pub struct Policy {
     /// Caps on one message and on one run of its handler.
     #[serde(default)]
     pub limits: Limits,
+    /// Rules for messages that handlers send.
+    #[serde(default, skip_serializing_if = "OutgoingPolicy::is_default")]
+    pub outgoing: OutgoingPolicy,
     /// Bounds at which open messages become an alert.
     #[serde(default, skip_serializing_if = "Alerts::is_default")]
     pub alerts: Alerts,
@@ -284,33 +294,6 @@ impl DeadLetters {
     }
 }
 
-/// The rules for reading records again.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Replay {
-    /// Permission for `oncebox consumer seek` to set offsets back. Brokers redeliver regardless.
-    pub allowed: bool,
-    /// Treatment of an unknown message that the inbox may have forgotten.
-    pub past_horizon: PastHorizon,
-    /// Treatment of a new consumer whose memory is shorter than the longest redelivery needs.
-    #[serde(skip_serializing_if = "HorizonRule::is_keep")]
-    pub horizon: HorizonRule,
-    /// Longest class that `horizon = "raise"` may choose; none for the next longer one that ends.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub raise_max: Option<Retention>,
-}
-
-impl Default for Replay {
-    fn default() -> Self {
-        Self {
-            allowed: true,
-            past_horizon: PastHorizon::default(),
-            horizon: HorizonRule::default(),
-            raise_max: None,
-        }
-    }
-}
-
 /// The treatment of a message that may have run before, which the inbox cannot know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -334,12 +317,6 @@ impl PastHorizon {
             Self::Park => "park",
             Self::ParkByTime => "park_by_time",
         }
-    }
-}
-
-impl Replay {
-    fn is_default(&self) -> bool {
-        *self == Self::default()
     }
 }
 
@@ -396,11 +373,13 @@ mod tests {
         let policy = "topics = ['t']\nack = 'after_commit'\norder = 'key'\nwire_format = \
             'confluent'\nsequence = { version = { header = 'v' }, first = 1 }\nretry = { preset = \
             'seed-002', age_max_ms = 1 }\ndead_letters = { topic = 'd' }\nreplay = { allowed = \
-            false, horizon = 'raise', raise_max = '1y' }\nfactors = { legal_min_days = 1, \
+            false, horizon = 'raise', raise_max = '1y', kind = 'audit', emit = 'withheld' \
+            }\nfactors = { legal_min_days = 1, \
             legal_max_days = 500, id_unique_days = 500, replay_days = 1, budget_bytes = 1, \
             effect_risk = 'high' }\nlimits = { transactions_max = 1, messages_per_second = 1 \
             }\neffects = { outside = 'none' }\ninbox = 'light'\nlight = { result = true \
-            }\ncollision = 'ignore'\nreference = { store = 's', source = { header = 'r' } }";
+            }\ncollision = 'ignore'\nreference = { store = 's', source = { header = 'r' } \
+            }\noutgoing = { on_parked = 'stop' }";
         let policy =
             serde_json::to_value(Policy::parse(policy).expect("a policy")).expect("a value");
         let mut keys = Vec::new();

@@ -45,7 +45,7 @@ fn is_of_name(byte: u8) -> bool {
 }
 
 /// Formats a text as an error shows it: cut, and on one line.
-fn shown(text: &str) -> String {
+pub(crate) fn shown(text: &str) -> String {
     let mut shown: String =
         text.chars().take(SHOWN_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect();
     if text.chars().nth(SHOWN_MAX).is_some() {

@@ -295,6 +295,7 @@ mod tests {
             "kafka",
             "schemas",
             "reference",
+            "outgoing",
             "order",
             "dedup",
             "inbox",

@@ -37,6 +37,7 @@ impl context::Host for StoreState {
         Ok(match self.facts.kind {
             DeliveryKind::Live => Delivery::Live,
             DeliveryKind::Retry => Delivery::Retry,
+            DeliveryKind::Replay => Delivery::Replay,
             DeliveryKind::Shadow => Delivery::Shadow,
         })
     }

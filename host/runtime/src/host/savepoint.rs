@@ -64,6 +64,7 @@ impl StoreState {
         // An aborted transaction opens no savepoint, so any error is younger than this one.
         self.tx()?.recovered().await;
         self.session.rolled_back(id);
+        self.emits.undo_since(id);
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use oncebox_model::{
     Problem,
-    contract::{CONTRACT, is_given},
+    contract::{CONTRACT, EMIT, is_emit, is_given},
 };
 
 use super::{
@@ -20,7 +20,7 @@ use crate::{
 /// Most refused imports, or exports, that are listed one by one.
 const LISTED_MAX: usize = 20;
 /// Versions of the contract that this host has.
-const VERSIONS: &str = "0.1";
+const VERSIONS: &str = "0.1, and `emit` of 0.2";
 const NO_NETWORK: &str =
     "a handler has no network; what it is to read must be in the message or in its tables";
 
@@ -29,14 +29,19 @@ const NO_NETWORK: &str =
 pub(super) struct HandlerWorld {
     /// Whether the handler takes all messages of a transaction together.
     pub(super) is_batch: bool,
-    /// Version of the handler interface that the component exports.
+    /// Version of the contract that the component was built against: that of the import for
+    /// outgoing messages, else that of the handler interface that it exports.
     pub(super) contract: String,
 }
 
 /// Returns the world of a component, or all its problems.
 pub(super) fn verdict(scan: &Scan, allowance: &Allowance) -> Result<HandlerWorld, Vec<Problem>> {
     let mut problems = Vec::new();
-    let world = exported(&scan.exports).map_err(|problem| problems.push(problem)).ok();
+    let mut world = exported(&scan.exports).map_err(|problem| problems.push(problem)).ok();
+    let emit = scan.imports.iter().find(|import| is_emit(&import.name));
+    if let (Some(world), Some(emit)) = (&mut world, emit) {
+        version(&emit.name).clone_into(&mut world.contract);
+    }
     let refused: Vec<_> =
         scan.imports.iter().filter_map(|import| refusal(import, scan.has_shared_libc)).collect();
     let more = refused.len().saturating_sub(LISTED_MAX);
@@ -147,6 +152,7 @@ fn refusal(import: &ComponentImport, has_shared_libc: bool) -> Option<Problem> {
     }
     let package = interface.split_once('/').map_or(interface, |(package, _)| package);
     match package {
+        _ if interface == EMIT => Some(other_version(&import.name)),
         "oncebox:handler" if version(&import.name).starts_with("0.1.") => {
             let ours =
                 CONTRACT.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
@@ -188,8 +194,8 @@ fn why_not(package: &str, import: &str) -> &'static str {
             "a handler keeps its data in its tables, through `oncebox:handler/sql`"
         }
         "wasi:messaging" => {
-            "a handler sends no messages by itself; what it writes is committed with the message \
-                it handles"
+            "a handler sends messages through `oncebox:handler/emit`, with the transaction of the \
+                message it handles"
         }
         "wasi:config" | "wasi:runtime-config" => {
             "a handler reads its settings through `oncebox:handler/config`"

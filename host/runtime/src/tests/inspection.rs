@@ -2,13 +2,17 @@
 
 use std::{fs, path::Path, time::Instant};
 
+use oncebox_model::contract::is_emit;
 use wasmtime::{Engine, component::Component};
 
 use super::{
     component, config,
-    guests::{LOG, OK, guest},
+    guests::{EMIT, LOG, OK, cancel, guest},
 };
 use crate::{Allowance, Inspected, Problem, inspect};
+
+/// Examples that send messages, in whatever language.
+const SENDING: [&str; 3] = ["order-events", "order-saga", "github-comments"];
 
 fn inspect_default(bytes: &[u8]) -> Result<Inspected, Vec<Problem>> {
     inspect(bytes, &config().allowance())
@@ -163,6 +167,10 @@ fn exports_are_named_as_they_are_and_as_they_should_be() {
         &handler("(import \"oncebox:handler/sql@0.2.0\" (instance))"),
         &[("contract_version", "`oncebox:handler/sql@0.2.0` is of another version")],
     );
+    check(
+        &handler("(import \"oncebox:handler/emit@0.1.0\" (instance))"),
+        &[("contract_version", "this host has 0.1, and `emit` of 0.2")],
+    );
     let later =
         inspect_default(&handler_of("oncebox:handler/incoming-handler@0.1.9", "handle", ""))
             .expect("a later patch");
@@ -247,6 +255,16 @@ fn the_report_says_what_it_is() {
     assert!(report.imports.iter().any(|name| name == "oncebox:handler/types@0.1.0"), "{report:?}");
 }
 
+// What could go wrong: who deploys a component does not see that it sends messages.
+#[test]
+fn the_report_names_the_import_that_sends() {
+    let core = guest(EMIT, &format!("{} {OK}", cancel("a")));
+    let report = inspect_default(&component(&core)).expect("sound").report;
+    assert_eq!((report.world.as_str(), report.contract.as_str()), ("single", "0.2.0"));
+    assert_eq!(report.permissions, ["oncebox:handler/emit@0.2.0"]);
+    assert!(report.imports.iter().any(|name| name == "oncebox:handler/emit@0.2.0"), "{report:?}");
+}
+
 /// Compares the proposals of inspection and engine. A proposal that only one of the two takes would
 /// be refused late, or without reason.
 #[test]
@@ -319,6 +337,11 @@ fn real_components_are_taken_in_a_moment() {
             let inspected = inspect_default(&bytes)
                 .unwrap_or_else(|problems| panic!("`{}`: {problems:#?}", path.display()));
             let report = &inspected.report;
+            // All examples share a build of the SDK, and only these call `emit`.
+            let emits = report.imports.iter().any(|import| is_emit(import));
+            let name = path.file_stem().expect("a name").to_string_lossy();
+            let sends = SENDING.iter().any(|example| name.ends_with(example));
+            assert_eq!(emits, sends, "`{}`: {:?}", path.display(), report.imports);
             println!(
                 "{}: {} KiB in {:.1} ms, {} imports, {} memories of {} KiB, {} tables of {}, {} \
                     core instances, {:?} {:?}",

@@ -8,11 +8,9 @@ use wasmtime::Engine;
 use super::{
     component, config, connection_to_nowhere,
     guests::{OK, guest},
-    handle, message, runtime,
+    handle, message, runtime, settings,
 };
-use crate::{
-    EncodeError, HandlerSettings, LoadError, RuntimeConfig, WasmRuntime, encode_component,
-};
+use crate::{EncodeError, LoadError, RuntimeConfig, WasmRuntime, encode_component};
 
 async fn refusal(bytes: &[u8]) -> String {
     match runtime().load(bytes).await {
@@ -196,12 +194,7 @@ async fn little_virtual_memory_is_enough_when_asked_for() {
     let runtime = WasmRuntime::new(RuntimeConfig { small_virtual_memory: true, ..config() })
         .expect("an engine");
     let loaded = runtime.load(&component(&guest("", OK))).await.expect("sound");
-    let settings = HandlerSettings {
-        version: 1,
-        limits: Limits::default(),
-        config: vec![],
-        random_key: [0; 32],
-    };
+    let settings = settings(Limits::default(), Vec::new());
     let tx = Tx::on(connection_to_nowhere().await);
     assert_eq!(handle(&runtime.handler(&loaded, settings), &tx, &message()).await, Ok(None));
 }

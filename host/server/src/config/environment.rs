@@ -51,6 +51,7 @@ pub(super) const OVERRIDES: &[(&str, &str, &str)] = &[
     ("retention", "enabled", "ONCEBOX_RETENTION_ENABLED"),
     ("retention", "interval_ms", "ONCEBOX_RETENTION_INTERVAL_MS"),
     ("retention", "window", "ONCEBOX_RETENTION_WINDOW"),
+    ("retention", "outgoing_days", "ONCEBOX_RETENTION_OUTGOING_DAYS"),
     ("archive", "location", "ONCEBOX_ARCHIVE_LOCATION"),
     ("archive", "endpoint", "ONCEBOX_ARCHIVE_ENDPOINT"),
     ("archive", "region", "ONCEBOX_ARCHIVE_REGION"),
@@ -63,6 +64,7 @@ pub(super) const OVERRIDES: &[(&str, &str, &str)] = &[
     ("references", "consumer_fetches_max", "ONCEBOX_REFERENCES_CONSUMER_FETCHES_MAX"),
     ("references", "memory_bytes", "ONCEBOX_REFERENCES_MEMORY_BYTES"),
     ("references", "tenant_memory_bytes", "ONCEBOX_REFERENCES_TENANT_MEMORY_BYTES"),
+    ("http_destinations", "ca_file", "ONCEBOX_HTTP_DESTINATIONS_CA_FILE"),
     ("storage", "measure_ms", "ONCEBOX_STORAGE_MEASURE_MS"),
     ("shutdown", "drain_ms", "ONCEBOX_SHUTDOWN_DRAIN_MS"),
 ];

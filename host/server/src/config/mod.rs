@@ -4,6 +4,7 @@ mod archive;
 mod database;
 mod environment;
 mod http;
+mod http_destinations;
 mod kafka;
 mod keys;
 mod log;
@@ -16,6 +17,7 @@ mod storage;
 pub use archive::ArchiveSettings;
 pub use database::DatabaseSettings;
 pub use http::{ApiSettings, HttpSettings};
+pub use http_destinations::HttpDestinationSettings;
 pub use kafka::KafkaSettings;
 pub use keys::KeySettings;
 pub use log::{LogFormat, LogSettings, ShutdownSettings};
@@ -25,7 +27,7 @@ pub use runtime::RuntimeSettings;
 pub use schema_registry::SchemaRegistrySettings;
 pub use storage::StorageSettings;
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow, bail};
 use oncebox_control::{Control, MasterKey, MigrationBounds};
@@ -65,6 +67,8 @@ pub struct Config {
     pub archive: ArchiveSettings,
     /// The stores from which payloads are fetched.
     pub references: ReferenceSettings,
+    /// The hosts that outgoing messages may go to over HTTP.
+    pub http_destinations: HttpDestinationSettings,
     /// The measurement of the size of inboxes.
     pub storage: StorageSettings,
     /// The drain at the end of the process.
@@ -164,7 +168,8 @@ impl Config {
     /// actor.
     ///
     /// # Errors
-    /// The database or the master key is not configured, or the archive or a store cannot be used.
+    /// The database or the master key is not configured, or the archive, a store or a list of hosts
+    /// cannot be used.
     pub fn admin(&self) -> Result<Control> {
         let actor = std::env::var("USER").unwrap_or_else(|_| "cli".to_owned());
         let DatabaseSettings {
@@ -180,7 +185,8 @@ impl Config {
         };
         let control = Control::new(self.connect_options()?, self.master_key()?, actor)
             .bounding_migrations(migrations)
-            .fetching_from(self.references.stores()?);
+            .fetching_from(self.references.stores()?)
+            .sending_with(Arc::new(self.http_destinations.sender()?));
         Ok(match self.archive.store()? {
             Some(store) => control.archiving_at(store),
             None => control,
@@ -242,6 +248,7 @@ mod tests {
         default.retention.window = config.retention.window;
         default.archive = config.archive.clone();
         default.references.stores = config.references.stores.clone();
+        default.http_destinations.ca_file = config.http_destinations.ca_file.clone();
         default.kafka = config.kafka.clone();
         default.schema_registry = config.schema_registry.clone();
         assert_eq!(format!("{config:?}"), format!("{default:?}"));

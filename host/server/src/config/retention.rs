@@ -5,6 +5,8 @@ use serde::{Deserialize, Deserializer, de::Error};
 
 /// Bounds of the pause between two runs, in milliseconds: a tenth of a second, and a day.
 const INTERVAL_MS: std::ops::RangeInclusive<u64> = 100..=86_400_000;
+/// Bounds of the time for which outgoing messages are kept, in days.
+const OUTGOING_DAYS: std::ops::RangeInclusive<u32> = 1..=3_660;
 
 /// `[retention]`
 #[derive(Debug, Clone, Deserialize)]
@@ -19,11 +21,15 @@ pub struct RetentionSettings {
     /// Time of day at which runs may begin; none for any time.
     #[serde(deserialize_with = "window")]
     pub window: Option<DailyWindow>,
+    /// Days for which outgoing messages are kept once they are settled, from the day on which they
+    /// were emitted.
+    #[serde(deserialize_with = "outgoing_days")]
+    pub outgoing_days: u32,
 }
 
 impl Default for RetentionSettings {
     fn default() -> Self {
-        Self { enabled: true, interval_ms: 3_600_000, window: None }
+        Self { enabled: true, interval_ms: 3_600_000, window: None, outgoing_days: 7 }
     }
 }
 
@@ -76,6 +82,18 @@ fn interval<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error>
     )))
 }
 
+fn outgoing_days<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    let days = u32::deserialize(deserializer)?;
+    if OUTGOING_DAYS.contains(&days) {
+        return Ok(days);
+    }
+    Err(D::Error::custom(format!(
+        "outgoing messages are kept for {days} days; use {} to {}",
+        OUTGOING_DAYS.start(),
+        OUTGOING_DAYS.end()
+    )))
+}
+
 fn window<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DailyWindow>, D::Error> {
     let text = String::deserialize(deserializer)?;
     match text.trim() {
@@ -116,6 +134,7 @@ mod tests {
             ("window = '02:00-24:00'", "is no time of day"),
             ("window = '02:00-02:00'", "ends where it begins"),
             ("interval_ms = 0", "0 milliseconds between two runs; use 100 to 86400000"),
+            ("outgoing_days = 0", "outgoing messages are kept for 0 days; use 1 to 3660"),
             ("interval = 5", "unknown field `interval`"),
         ] {
             let error = parse(text).expect_err(text).to_string();

@@ -134,7 +134,7 @@ async fn send<'a>(producer: &Producer, topic: &str, dead_letters: &'a [DeadLette
                 all.copied += 1;
                 all.done.push(letter);
             }
-            Err(error @ ProduceError::Failed(_)) => all.failure = Some(error),
+            Err(error) if !error.is_of_record() => all.failure = Some(error),
             Err(error) => {
                 all.done.push(letter);
                 all.refused.push((letter, error));

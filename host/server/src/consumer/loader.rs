@@ -93,6 +93,8 @@ impl Loader {
         let limits = limits(policy, &deployment.limits)?;
         let deadline = Duration::from_millis(limits.deadline_ms);
         let component = self.components.loaded(&deployment.digest).await?;
+        // A row may be older than the rule that refuses such a deployment.
+        component.check_grant(deployment.may_emit())?;
         let config = deployment.settings.as_object().into_iter().flatten();
         let settings = HandlerSettings {
             version: deployment.version_id,
@@ -103,6 +105,7 @@ impl Loader {
                 })
                 .collect(),
             random_key: self.admin.tenant_databases().credentials(tenant)?.random_key,
+            may_emit: deployment.may_emit(),
         };
         let handler = self.components.runtime().handler(&component, settings);
         let handler: Box<dyn Handler> = match &self.recorder {

@@ -122,6 +122,10 @@ impl Handler for RunnableDeployment {
         self.is_judged
     }
 
+    fn may_emit(&self) -> bool {
+        self.handler.may_emit()
+    }
+
     fn deadline(&self) -> Option<Duration> {
         Some(self.deadline)
     }
@@ -313,7 +317,7 @@ fn share(canary: i64, message: &Message) -> f64 {
 #[cfg(test)]
 mod tests {
     use chrono::Utc;
-    use oncebox_model::record::Record;
+    use oncebox_model::{outgoing::Output, record::Record};
     use serde_json::json;
 
     use super::*;
@@ -326,7 +330,7 @@ mod tests {
         }
 
         fn handle<'a>(&'a self, _: &'a Tx, _: &'a Run<'a>) -> BoxFuture<'a, Answer> {
-            Box::pin(async { Ok(None) })
+            Box::pin(async { Ok(Output::default()) })
         }
     }
 
@@ -349,6 +353,7 @@ mod tests {
             digest: Vec::new(),
             settings: json!({}),
             limits: json!({}),
+            grants: Vec::new(),
             requires_migration: None,
             retries: Retries::Live,
             guard: None,

@@ -6,12 +6,13 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context, Result, bail};
 use futures::{FutureExt, future::BoxFuture};
 use oncebox_control::{Consumer, RunMode};
-use oncebox_inbox::{ConsumerInbox, PartitionInbox, Sessions, retry};
+use oncebox_inbox::{ConsumerInbox, PartitionInbox, Sessions, replay, retry};
 use oncebox_kafka::{Drained, PartitionInboxError};
 use oncebox_model::{
     BreakerState,
     handler::Handlers,
-    policy::{Schemas, WireFormat},
+    outgoing::OutgoingWakeup,
+    policy::{Policy, Schemas, WireFormat},
     reference::ReferenceFetcher,
 };
 use tokio::{sync::Notify, task::JoinHandle};
@@ -64,11 +65,14 @@ pub(crate) struct StartParts {
     pub(crate) trial: Trial,
     /// The mark of this start, for a consumer that makes a client or is watched.
     pub(crate) mark: Option<Mark>,
+    /// Signal to the relay, for the database of the tenant.
+    pub(crate) outgoing_wakeup: Arc<OutgoingWakeup>,
 }
 
 impl ConsumerRuntime {
-    /// Starts a consumer, or only its retry workers where it is drained. It notifies `look` when
-    /// claims are refused because newer deployments are required.
+    /// Starts a consumer, or only its retry workers where it is drained, or only its replays where
+    /// it is paused. It notifies `look` when claims are refused because newer deployments are
+    /// required.
     pub(crate) fn start(
         host: &HostContext,
         consumer: &Consumer,
@@ -76,7 +80,8 @@ impl ConsumerRuntime {
         look: Arc<Notify>,
         work: RunMode,
     ) -> Result<Self> {
-        let StartParts { routes, sessions, schemas, fetcher, trial, mark } = prepared;
+        let StartParts { routes, sessions, schemas, fetcher, trial, mark, outgoing_wakeup } =
+            prepared;
         let policy = consumer.policy()?;
         if let Some((_, fault)) = policy.native_fault() {
             bail!("its policy cannot be used, and would be refused today: {fault}");
@@ -92,52 +97,47 @@ impl ConsumerRuntime {
             routes.clone(),
             schemas,
         );
-        if let Some(most) = inbox.deadline_cut() {
-            tracing::warn!(
-                tenant = consumer.tenant,
-                consumer = consumer.name,
-                deadline_ms = policy.limits.deadline_ms,
-                deadline_ms_max = most.as_millis() as u64,
-                "policy's deadline cut: `runtime.deadline_ms_max` or the tenant's limits allow less"
-            );
-        }
+        warn_of_deadline(&inbox, consumer, &policy);
         inbox.tell_when_stale(look);
+        inbox.tell_relay(outgoing_wakeup);
         fetcher.into_iter().for_each(|fetcher| inbox.fetch_with(fetcher));
         if policy.wire_format == WireFormat::Confluent {
             let decoder = host.decoder.clone();
             inbox.decode_with(decoder.context(
                 "its policy says `wire_format = \"confluent\"`, and this host knows no schema \
-                    registry; set `schema_registry.url` \
-                 (ONCEBOX_SCHEMA_REGISTRY_URL)",
+                    registry; set `schema_registry.url` (ONCEBOX_SCHEMA_REGISTRY_URL)",
             )?);
         }
         let config = host.kafka.config(&tenant, &name, &policy);
         let copying = config.clone();
         let horizon = match work {
             RunMode::Consume => host.horizons.watch(&config, &policy),
-            RunMode::RetryOnly | RunMode::Stopped => None,
+            RunMode::RetryOnly | RunMode::ReplayOnly | RunMode::Stopped => None,
         };
         let reading = match work {
             RunMode::Consume => {
-                let (kafka_inbox, database) =
-                    (Arc::new(KafkaInbox(inbox.clone())), inbox.sessions().clone());
+                let kafka_inbox = Arc::new(KafkaInbox(inbox.clone()));
                 Some(IdleConsumer::start(
                     host.idle_limits.clone(),
                     config,
                     kafka_inbox,
                     Some(trial),
                     mark,
-                    database,
+                    inbox.sessions().clone(),
                 )?)
             }
-            RunMode::RetryOnly | RunMode::Stopped => None,
+            RunMode::RetryOnly | RunMode::ReplayOnly | RunMode::Stopped => None,
         };
         host.due_poller.watch_consumer(&inbox);
         host.duplicates.watch(inbox.consumer_id, inbox.duplicates());
         let stop = CancellationToken::new();
+        // A paused consumer runs no messages but those of a replay.
+        let is_paused = work == RunMode::ReplayOnly;
+        let retries = if is_paused { 0 } else { policy.retry.workers };
         let work = |_| tokio::spawn(retry::work(inbox.clone(), stop.clone()));
-        let mut workers: Vec<_> = (0..policy.retry.workers).map(work).collect();
-        if let Some(topic) = policy.dead_letters.topic {
+        let mut workers: Vec<_> = (0..retries).map(work).collect();
+        workers.push(tokio::spawn(replay::work(inbox.clone(), stop.clone())));
+        if let Some(topic) = policy.dead_letters.topic.filter(|_| !is_paused) {
             workers.push(tokio::spawn(dead_letter_topic::copy(
                 inbox.clone(),
                 copying,
@@ -253,5 +253,18 @@ impl oncebox_kafka::Inbox for KafkaInbox {
                 .map_err(PartitionInboxError::from)
         }
         .boxed()
+    }
+}
+
+/// Logs where the host or the tenant's limits allow less time than the policy says.
+fn warn_of_deadline(inbox: &ConsumerInbox, consumer: &Consumer, policy: &Policy) {
+    if let Some(most) = inbox.deadline_cut() {
+        tracing::warn!(
+            tenant = consumer.tenant,
+            consumer = consumer.name,
+            deadline_ms = policy.limits.deadline_ms,
+            deadline_ms_max = most.as_millis() as u64,
+            "policy's deadline cut: `runtime.deadline_ms_max` or the tenant's limits allow less"
+        );
     }
 }

@@ -4,5 +4,7 @@
 pub(crate) mod sessions;
 // Databases of their own.
 pub(crate) mod databases;
+// Replays of paused consumers in those.
+pub(crate) mod replays;
 // Deletions that any host carries on.
 pub(crate) mod deletion;

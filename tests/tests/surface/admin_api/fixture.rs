@@ -23,6 +23,7 @@ use oncebox_api::{
 use oncebox_control::{Control, FetchLimits, NewToken, NewVersion, StoreSettings, Stores};
 use oncebox_model::policy::{BrokerRetention, Policy, Redelivery, TopicRetention, TopicSettings};
 use oncebox_runtime::{RuntimeConfig, WasmRuntime};
+use oncebox_sender::{AllowedHosts, Sender, SenderOptions};
 use oncebox_tests::inbox::InboxFixture;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -40,6 +41,9 @@ pub struct ApiFixture {
     revoked: String,
     deployment_id: AtomicI64,
 }
+
+/// The policy of the consumers, whose messages may be replayed.
+const REPLAYABLE: &str = "replay = { kind = 'cache' }";
 
 /// What the API said.
 #[derive(Debug)]
@@ -133,6 +137,21 @@ impl Brokers for OnePartition {
     }
 }
 
+/// Host of the endpoint, where nobody listens.
+const ENDPOINT_HOST: &str = "127.0.0.1:1";
+
+/// A sender that may send to that host.
+fn sender() -> Arc<Sender> {
+    let hosts = AllowedHosts::parse([ENDPOINT_HOST]).expect("a host");
+    let options = SenderOptions {
+        allowed_hosts: hosts.clone(),
+        plain_http_hosts: hosts,
+        private_ranges_allowed: vec!["127.0.0.0/8".parse().expect("a range")],
+        ca_file: None,
+    };
+    Arc::new(Sender::new(options).expect("a sender"))
+}
+
 impl ApiFixture {
     pub async fn new(mode: Mode, limits: Limits) -> Self {
         let mut inbox = InboxFixture::new().await;
@@ -146,13 +165,16 @@ impl ApiFixture {
             stores,
             FetchLimits { stall: Duration::from_secs(1), ..FetchLimits::default() },
         );
-        inbox.admin = inbox.admin.clone().fetching_from(stores);
+        inbox.admin = inbox.admin.clone().fetching_from(stores).sending_with(sender());
         let mut consumer = None;
         for name in ["acme", "other"] {
             let tenant = inbox.tenant(name, "").await;
-            consumer = consumer.or(Some(inbox.consumer(&tenant, "orders", "").await));
+            consumer = consumer.or(Some(inbox.consumer(&tenant, "orders", REPLAYABLE).await));
         }
         let consumer = consumer.expect("two tenants");
+        let hosts = json!({ "endpoint_hosts_allowed": [ENDPOINT_HOST] });
+        let hosts = hosts.as_object().expect("an object");
+        inbox.admin.tenants().set_limits("acme", hosts).await.expect("limits");
         for bytes in [b"version 1", b"version 2"] {
             let report = json!({ "imports": [String::from_utf8_lossy(bytes)] });
             let version = NewVersion {
@@ -170,6 +192,26 @@ impl ApiFixture {
                  status, reason, processed_at, headers, payload) \
                  SELECT {}, 'm/1', 1, oncebox.bucket_at(1::smallint, now()), 't', 0, 1, 1, \
                  'failed_terminal', 'reject', now(), '', 'x'",
+                consumer.row.consumer_id
+            ))
+            .await;
+        inbox
+            .execute(format!(
+                "INSERT INTO oncebox.outgoing (consumer_id, message_id, ordinal, bucket, id, \
+                    destination, event_type, correlation_id, headers, payload, status, due_at, \
+                    next_attempt_at) \
+                 SELECT {}, 'm/1', 0, date_trunc('day', now(), 'UTC'), 'o-1', 'kafka:receipts', \
+                 'receipt', 'm/1', '', 'x', 'received', now(), now()",
+                consumer.row.consumer_id
+            ))
+            .await;
+        inbox
+            .execute(format!(
+                "INSERT INTO oncebox.replay (consumer_id, kind, emit, filter, until_at, \
+                    policy_revision, generation, token_hash, expires_at, planned_by, found, \
+                    found_without_payload, is_counted_whole, cursor_at) \
+                 SELECT {}, 'cache', 'suppressed', '{{}}', now(), 0, 0, sha256('secret'), \
+                 now() + interval '1 day', 'test', 0, 0, true, 'epoch'",
                 consumer.row.consumer_id
             ))
             .await;

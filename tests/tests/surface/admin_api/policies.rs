@@ -26,7 +26,9 @@ fn whole() -> Value {
         "breaker": { "failures_percent": 50, "runs_min": 20, "window_ms": 30000, "pause_ms": 5000, "pause_max_ms": 300000 },
         "limits": { "deadline_ms": 5000, "memory_bytes": 67108864, "statements_max": 1000, "statement_texts_max": 100,
             "statement_bytes_max": 65536, "params_max": 1000, "params_bytes_max": 8388608, "rows_max": 10000, "result_bytes_max": 8388608,
-            "savepoints_max": 16, "log_bytes_max": 65536, "outcome_bytes_max": 65536, "payload_bytes_max": 8388608, "transactions_max": 4, "messages_per_second": 10 },
+            "savepoints_max": 16, "log_bytes_max": 65536, "outcome_bytes_max": 65536, "payload_bytes_max": 8388608, "outgoing_max": 100,
+            "outgoing_bytes_max": 1048576, "transactions_max": 4, "messages_per_second": 10 },
+        "outgoing": { "on_parked": "stop" },
         "alerts": { "pending_age_s": 600, "parked": 1, "dead_letters": 1, "collisions": 1 },
         "kafka": { "group": "oncebox.acme.g", "prefetch_messages": 512, "prefetch_bytes": 8388608, "properties": { "client.rack": "a" } }
     })

@@ -54,6 +54,10 @@ impl Step {
 }
 
 const CONSUMER: &str = "/v1/tenants/{tenant}/consumers/{consumer}";
+const ENDPOINT: &str = "/v1/tenants/{tenant}/endpoints/{endpoint}";
+
+/// The token of the plan that the fixture has inserted.
+pub const REPLAY_TOKEN: &str = "acme/orders/1-secret";
 
 /// A path with names that are there.
 pub fn fill(template: &str, deployment_id: i64) -> String {
@@ -64,8 +68,11 @@ pub fn fill(template: &str, deployment_id: i64) -> String {
         ("{handler}", "ledger"),
         ("{digest}", &one),
         ("{other}", &two[..8]),
+        ("{endpoint}", "pay"),
         ("{store}", "docs"),
         ("{message_id}", "m%2F1"),
+        ("{replay_id}", "1"),
+        ("{id}", "o-1"),
         ("{token_id}", "1"),
         ("{deployment_id}", &deployment_id.to_string()),
     ]
@@ -142,8 +149,34 @@ pub fn steps(fixture: &ApiFixture) -> Vec<Step> {
         },
         get("/v1/tenants/{tenant}/stores"),
         delete("/v1/tenants/{tenant}/stores/{store}"),
+        Step {
+            method: "PUT",
+            ..post(
+                ENDPOINT,
+                json!({ "url": "http://127.0.0.1:1/hook", "receiver_deduplicates": true }),
+            )
+        },
+        get("/v1/tenants/{tenant}/endpoints"),
+        get(ENDPOINT),
+        post("/v1/tenants/{tenant}/endpoints/{endpoint}/rotate", json!({})),
+        post("/v1/tenants/{tenant}/endpoints/{endpoint}/test", json!({})),
+        delete(ENDPOINT),
         get("/v1/tenants/{tenant}/consumers"),
         post("/v1/tenants/{tenant}/consumers", json!({ "name": "more", "policy": policy.clone() })),
+        // Before deployments: the token is of the generation at its plan.
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/replays/plan",
+            json!({ "filter": { "event_type": "paid" } }),
+        ),
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/replays",
+            json!({ "token": REPLAY_TOKEN, "reason": "the projection was wrong" }),
+        ),
+        get("/v1/tenants/{tenant}/replays"),
+        get("/v1/tenants/{tenant}/consumers/{consumer}/replays/{replay_id}"),
+        post("/v1/tenants/{tenant}/consumers/{consumer}/replays/{replay_id}/pause", json!({})),
+        post("/v1/tenants/{tenant}/consumers/{consumer}/replays/{replay_id}/resume", json!({})),
+        post("/v1/tenants/{tenant}/consumers/{consumer}/replays/{replay_id}/cancel", json!({})),
         get(CONSUMER),
         upload(fixture),
         get("/v1/tenants/{tenant}/handlers"),
@@ -185,6 +218,17 @@ pub fn steps(fixture: &ApiFixture) -> Vec<Step> {
         post(
             "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/edit",
             json!({ "reason": "a typo", "payload": "y" }),
+        ),
+        get("/v1/tenants/{tenant}/outgoing"),
+        get("/v1/tenants/{tenant}/outgoing/messages/{id}"),
+        get("/v1/tenants/{tenant}/outgoing/stats"),
+        post(
+            "/v1/tenants/{tenant}/outgoing/redrive",
+            json!({ "reason": "the topic is there", "filter": { "status": "parked" } }),
+        ),
+        post(
+            "/v1/tenants/{tenant}/outgoing/discard",
+            json!({ "reason": "a test", "ids": ["o-1"] }),
         ),
         post(
             "/v1/tenants/{tenant}/consumers/{consumer}/retry",

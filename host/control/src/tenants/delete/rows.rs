@@ -5,7 +5,10 @@ use serde_json::json;
 use sqlx::PgPool;
 
 use crate::{
-    audit::Subject, consumers::delete::remove_beside_messages, handles::Tenants, tenants::Tenant,
+    audit::Subject,
+    consumers::delete::{remove_beside_messages, remove_outgoing},
+    handles::Tenants,
+    tenants::Tenant,
 };
 
 /// Messages in one transaction.
@@ -35,8 +38,8 @@ impl Tenants<'_> {
             .await?)
     }
 
-    /// Deletes the tenant's messages, in batches. The tenant is shut out by then, so none are
-    /// added.
+    /// Deletes the tenant's messages and those that its handlers sent, in batches. The tenant is
+    /// shut out by then, so none are added.
     pub(super) async fn remove_messages(
         &self,
         database: &PgPool,
@@ -56,6 +59,9 @@ impl Tenants<'_> {
                 .rows_affected()
                 > 0
             {
+                hooks::point("tenant:delete:batch");
+            }
+            while remove_outgoing(database, consumer).await? > 0 {
                 hooks::point("tenant:delete:batch");
             }
             remove_beside_messages(database, consumer).await?;
@@ -79,8 +85,9 @@ impl Tenants<'_> {
         // A concurrent upload of the component holds its row, or inserts it again.
         const COMPONENTS: &str = "DELETE FROM oncebox.component c WHERE c.digest = ANY ($1) \
             AND NOT EXISTS (SELECT FROM oncebox.version v WHERE v.digest = c.digest)";
-        const OTHERS: [&str; 4] = [
+        const OTHERS: [&str; 5] = [
             "DELETE FROM oncebox.tenant_store WHERE tenant_id = $1",
+            "DELETE FROM oncebox.endpoint WHERE tenant_id = $1",
             "DELETE FROM oncebox.handler WHERE tenant_id = $1",
             "DELETE FROM oncebox.token WHERE tenant_id = $1",
             "DELETE FROM oncebox.tenant_migration WHERE tenant_id = $1",

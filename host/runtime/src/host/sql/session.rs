@@ -64,6 +64,13 @@ impl SqlSession {
         }
     }
 
+    /// Returns the moment of something that happens now and is no call of SQL. It lies after the
+    /// opening of every open savepoint.
+    pub(crate) fn next_moment(&mut self) -> u64 {
+        self.moment += 1;
+        self.moment
+    }
+
     /// Returns the answer for the guest. A lost connection ends the guest instead.
     pub(crate) fn answer<T>(
         &mut self,
@@ -87,8 +94,13 @@ impl SqlSession {
             Error::Limit(text) => (FailureKind::Limit, text),
             Error::Unsupported(text) => (FailureKind::Other, text),
         };
+        self.fail(kind, text);
+    }
+
+    /// Records a fault, unless there is an earlier one.
+    pub(crate) fn fail(&mut self, kind: FailureKind, text: &str) {
         let moment = self.moment;
-        self.fault.get_or_insert_with(|| SqlFault { kind, text: text.clone(), moment });
+        self.fault.get_or_insert_with(|| SqlFault { kind, text: text.to_owned(), moment });
     }
 
     pub(crate) fn fault(&self) -> Option<&SqlFault> {

@@ -1,0 +1,1 @@
+../javascript/emit.js

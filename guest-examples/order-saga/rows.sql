@@ -1,0 +1,1 @@
+INSERT INTO stock (sku, units) VALUES ('apple', 10);

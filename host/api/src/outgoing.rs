@@ -1,0 +1,309 @@
+//! The outgoing messages of a tenant.
+
+pub(crate) mod row;
+
+use axum::Json;
+use chrono::{DateTime, Utc};
+use oncebox_control::{OutgoingAction, OutgoingFilter};
+use oncebox_model::outgoing::OutgoingStatus;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use self::row::OutgoingRowBody;
+use crate::{
+    auth::Caller,
+    bulk::check_reason,
+    error::ApiError,
+    extract::{Json as Body, Path, Query},
+    inbox::{InboxRowBody, text},
+};
+
+/// An outgoing message with its cause, and with its record where it is requested. Bytes that are
+/// not text are `0x` and hexadecimal digits.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = OutgoingDetail)]
+pub struct OutgoingDetailBody {
+    /// The message.
+    #[serde(flatten)]
+    pub row: OutgoingRowBody,
+    /// Key, by which messages of its destination keep their order.
+    pub key: Option<String>,
+    /// Headers that the handler gave it: names and values. Null where they are not requested.
+    pub headers: Option<Vec<(String, String)>>,
+    /// Payload.
+    pub payload: Option<String>,
+    /// Media type of the answer of its endpoint, where that keeps answers.
+    #[serde(default)]
+    pub answer_content_type: Option<String>,
+    /// Body of that answer, up to 64 KiB.
+    #[serde(default)]
+    pub answer: Option<String>,
+    /// Whether that is all of the body.
+    #[serde(default)]
+    pub answer_is_whole: Option<bool>,
+    /// The message that caused it; null where the inbox does not hold it.
+    pub caused_by: Option<InboxRowBody>,
+}
+
+impl OutgoingDetailBody {
+    fn new(detail: oncebox_control::OutgoingDetail, with_record: bool) -> Self {
+        let shown = |bytes: Option<&[u8]>| bytes.filter(|_| with_record).map(text);
+        Self {
+            key: shown(detail.key.as_deref()),
+            headers: with_record.then(|| {
+                detail.headers.iter().map(|(name, value)| (name.clone(), text(value))).collect()
+            }),
+            payload: shown(detail.payload.as_deref()),
+            answer: shown(detail.answer.as_ref().map(|answer| answer.body.as_slice())),
+            answer_is_whole: detail
+                .answer
+                .as_ref()
+                .filter(|_| with_record)
+                .map(|answer| answer.is_whole),
+            answer_content_type: detail
+                .answer
+                .filter(|_| with_record)
+                .and_then(|answer| answer.content_type),
+            caused_by: detail.cause.map(Into::into),
+            row: detail.row.into(),
+        }
+    }
+}
+
+/// Outgoing messages to one destination that are in one state for one reason.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = OutgoingCount)]
+pub struct OutgoingCountBody {
+    /// Name of the consumer whose handlers emitted them.
+    pub consumer: String,
+    /// Destination.
+    pub destination: String,
+    /// State.
+    #[schema(value_type = String)]
+    pub status: OutgoingStatus,
+    /// Reason, without the details after a colon.
+    pub reason: Option<String>,
+    /// Number of messages.
+    pub messages: i64,
+    /// Number of those that are past their due time.
+    pub due: i64,
+    /// Earliest due time among them.
+    pub oldest_due_at: DateTime<Utc>,
+    /// State of their endpoint's circuit breaker, on the host where it is the most open: `open` or
+    /// `half_open`; null where it is closed, or the destination is no endpoint.
+    #[serde(default)]
+    pub breaker: Option<String>,
+}
+
+impl From<oncebox_control::OutgoingCount> for OutgoingCountBody {
+    fn from(count: oncebox_control::OutgoingCount) -> Self {
+        Self {
+            consumer: count.consumer,
+            destination: count.destination,
+            status: count.status,
+            reason: count.reason,
+            messages: count.messages,
+            due: count.due,
+            oldest_due_at: count.oldest_due_at,
+            breaker: count.breaker,
+        }
+    }
+}
+
+/// A filter of outgoing messages. A member that is absent does not restrict them.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+#[schema(as = OutgoingFilter)]
+pub struct OutgoingFilterBody {
+    /// Consumer whose handlers emitted them.
+    pub consumer: Option<String>,
+    /// State.
+    pub status: Option<String>,
+    /// Whole destination, such as `kafka:orders`.
+    pub destination: Option<String>,
+    /// Id of the message that caused them.
+    pub cause: Option<String>,
+}
+
+/// An action on outgoing messages, with its reason.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = OutgoingBulk)]
+pub struct OutgoingBulkBody {
+    /// Reason, 1 to 1,000 characters, kept in the audit log.
+    pub reason: String,
+    /// Filter of the messages.
+    #[serde(default)]
+    pub filter: OutgoingFilterBody,
+    /// Ids of the messages, at most 1,000; empty for all that the filter finds.
+    #[serde(default)]
+    pub ids: Vec<String>,
+    /// Position behind which the messages begin. A request that is repeated until nothing is left
+    /// carries the value of the last answer. By default the oldest message.
+    #[serde(default)]
+    pub after: Option<i64>,
+    /// Largest number of messages of this request; 0 only counts, and changes nothing. By default
+    /// 1,000, which is the maximum.
+    #[serde(default = "bulk_limit")]
+    pub limit: u32,
+}
+
+/// Largest number of messages of a request.
+const BULK_MAX: u32 = 1_000;
+
+fn bulk_limit() -> u32 {
+    BULK_MAX
+}
+
+/// The result of an action on outgoing messages.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = OutgoingBulkResult)]
+pub struct OutgoingBulkResultBody {
+    /// Number of changed messages.
+    pub changed: i64,
+    /// Number of messages behind the position that are still to be changed, counted up to 100,000.
+    /// Relays may be sending some of them.
+    pub left: i64,
+    /// `after` of the next request.
+    pub after: Option<i64>,
+}
+
+/// List outgoing messages, newest first
+///
+/// The next page begins after the last message of this one: `after` is its `position`.
+#[utoipa::path(get, path = "/v1/tenants/{tenant}/outgoing", tag = "outgoing",
+    params(("tenant" = String, Path),
+        ("consumer" = Option<String>, Query, description = "Only messages that handlers of this \
+            consumer emitted"),
+        ("status" = Option<String>, Query, description = "Only messages in this state"),
+        ("destination" = Option<String>, Query, description = "Only messages to this destination, \
+            such as `kafka:orders`"),
+        ("cause" = Option<String>, Query, description = "Only messages that this message caused"),
+        ("id" = Option<String>, Query, description = "Only the message of this id"),
+        ("after" = Option<i64>, Query, description = "Only messages before this position"),
+        ("limit" = Option<i64>, Query, description = "At most this many, 1 to 1,000; by default \
+            50")),
+    responses((status = 200, body = Vec<OutgoingRowBody>)),
+    extensions(("x-role" = json!("viewer"))))]
+pub(crate) async fn list(
+    caller: Caller,
+    Path(tenant): Path<String>,
+    mut query: Query,
+) -> Result<Json<Vec<OutgoingRowBody>>, ApiError> {
+    let status = query.one_of("status", &OutgoingStatus::NAMES)?;
+    let filter = OutgoingFilter {
+        consumer: query.text("consumer")?,
+        status: status.and_then(|name| name.parse().ok()),
+        destination: query.text("destination")?,
+        cause: query.text("cause")?,
+        ids: query.text("id")?.into_iter().collect(),
+    };
+    let after = query.parsed("after", "the position of an outgoing message")?;
+    let limit = query.limit()?;
+    query.end()?;
+    let rows = caller.admin.outgoing().list(&tenant, &filter, after, limit).await?;
+    Ok(Json(rows.into_iter().map(Into::into).collect()))
+}
+
+/// Show an outgoing message with the message that caused it
+#[utoipa::path(get, path = "/v1/tenants/{tenant}/outgoing/messages/{id}", tag = "outgoing",
+    params(("tenant" = String, Path), ("id" = String, Path),
+        ("consumer" = Option<String>, Query, description = "Consumer whose handler emitted it, \
+            which makes the search short"),
+        ("cause" = Option<String>, Query, description = "Id of the message that caused it, which \
+            makes the search short"),
+        ("payload" = Option<bool>, Query, description = "Also key, headers, payload and \
+            the endpoint's answer")),
+    responses((status = 200, body = OutgoingDetailBody)),
+    extensions(("x-role" = json!("viewer"))))]
+pub(crate) async fn show(
+    caller: Caller,
+    Path((tenant, id)): Path<(String, String)>,
+    mut query: Query,
+) -> Result<Json<OutgoingDetailBody>, ApiError> {
+    let with_record = query.flag("payload")?;
+    let (consumer, cause) = (query.text("consumer")?, query.text("cause")?);
+    query.end()?;
+    let detail = caller.admin.outgoing().show(&tenant, &id, consumer, cause).await?;
+    Ok(Json(OutgoingDetailBody::new(detail, with_record)))
+}
+
+/// Count outgoing messages that are still to be sent, and parked ones
+///
+/// Counts by consumer, destination, state and reason, up to 100,000 of each consumer and state.
+#[utoipa::path(get, path = "/v1/tenants/{tenant}/outgoing/stats", tag = "outgoing",
+    params(("tenant" = String, Path),
+        ("consumer" = Option<String>, Query, description = "Only messages that handlers of this \
+            consumer emitted")),
+    responses((status = 200, body = Vec<OutgoingCountBody>)),
+    extensions(("x-role" = json!("viewer"))))]
+pub(crate) async fn stats(
+    caller: Caller,
+    Path(tenant): Path<String>,
+    mut query: Query,
+) -> Result<Json<Vec<OutgoingCountBody>>, ApiError> {
+    let consumer = query.text("consumer")?;
+    query.end()?;
+    let counts = caller.admin.outgoing().stats(&tenant, consumer.as_deref()).await?;
+    Ok(Json(counts.into_iter().map(Into::into).collect()))
+}
+
+/// Send outgoing messages again
+///
+/// Makes parked messages, and those that wait for their next attempt, due at once. They keep their
+/// ids and get a new budget of attempts.
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/outgoing/redrive", tag = "outgoing",
+    params(("tenant" = String, Path)), request_body = OutgoingBulkBody,
+    responses((status = 200, body = OutgoingBulkResultBody)),
+    extensions(("x-role" = json!("operator"))))]
+pub(crate) async fn redrive(
+    caller: Caller,
+    Path(tenant): Path<String>,
+    Body(bulk): Body<OutgoingBulkBody>,
+) -> Result<Json<OutgoingBulkResultBody>, ApiError> {
+    act(&caller, &tenant, OutgoingAction::Redrive, bulk).await
+}
+
+/// Discard outgoing messages
+///
+/// A discarded message is never sent, and its row stays. A message that a relay is sending is left
+/// alone.
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/outgoing/discard", tag = "outgoing",
+    params(("tenant" = String, Path)), request_body = OutgoingBulkBody,
+    responses((status = 200, body = OutgoingBulkResultBody)),
+    extensions(("x-role" = json!("operator"))))]
+pub(crate) async fn discard(
+    caller: Caller,
+    Path(tenant): Path<String>,
+    Body(bulk): Body<OutgoingBulkBody>,
+) -> Result<Json<OutgoingBulkResultBody>, ApiError> {
+    act(&caller, &tenant, OutgoingAction::Discard, bulk).await
+}
+
+async fn act(
+    caller: &Caller,
+    tenant: &str,
+    action: OutgoingAction,
+    bulk: OutgoingBulkBody,
+) -> Result<Json<OutgoingBulkResultBody>, ApiError> {
+    let OutgoingBulkBody { reason, filter, ids, after, limit } = bulk;
+    check_reason(&reason)?;
+    if limit > BULK_MAX || ids.len() > BULK_MAX as usize {
+        return Err(ApiError::invalid(format!(
+            "`limit` and the number of `ids` must be at most {BULK_MAX}"
+        )));
+    }
+    let known = |name: String| {
+        name.parse::<OutgoingStatus>().map_err(|_| {
+            let names = OutgoingStatus::NAMES.join(", ");
+            ApiError::invalid(format!("`filter.status` is `{name}`; use {names}"))
+        })
+    };
+    let OutgoingFilterBody { consumer, status, destination, cause } = filter;
+    let status = status.map(known).transpose()?;
+    let filter = OutgoingFilter { consumer, status, destination, cause, ids };
+    let bulk = oncebox_control::OutgoingBulk { action, filter, reason, after, limit };
+    let done = caller.admin.outgoing().act(tenant, &bulk).await?;
+    let oncebox_control::OutgoingBulkResult { changed, left, after } = done;
+    Ok(Json(OutgoingBulkResultBody { changed, left, after }))
+}

@@ -1,0 +1,130 @@
+//! The turn of a pair's task: how many messages it may lease now, and for how long.
+
+use std::time::Duration;
+
+use oncebox_kafka::OUTGOING_MAX;
+use oncebox_model::{
+    error::InboxError,
+    outgoing::{AnswerMode, Destination},
+};
+
+use crate::{
+    breaker::Admission,
+    directory::Directory,
+    endpoints::{EndpointUse, Endpoints},
+    pair_state::PairEnd,
+    store::LEASE,
+};
+
+/// Messages of a pair that are under way at most, for Kafka: the client sends them together.
+const AT_ONCE_KAFKA: usize = 100;
+/// Messages of a pair that are under way at most, for an inbox: each takes a transaction.
+const AT_ONCE_INBOX: usize = 8;
+/// Messages of a pair that are under way at most, for an endpoint that is not there.
+const AT_ONCE_NOWHERE: usize = 8;
+/// Time of a lease beyond the longest request to an endpoint, for the marks.
+const LEASE_MARGIN: Duration = Duration::from_secs(15);
+
+/// What a task may lease now, and for how long.
+#[derive(Clone)]
+pub(crate) struct LeaseTerms {
+    /// Most messages.
+    pub(crate) most: usize,
+    /// Length of the lease.
+    pub(crate) lease: Duration,
+    /// Longest time of one send.
+    pub(crate) send_max: Duration,
+    /// The endpoint, where the destination is one and is there.
+    pub(crate) endpoint: Option<EndpointUse>,
+}
+
+/// The turn of a task that has something under way, or nothing.
+pub(crate) enum Turn {
+    /// It may lease.
+    Lease(LeaseTerms),
+    /// It has enough under way.
+    Full,
+    /// It may lease after this time.
+    Wait(Duration),
+    /// It has to end.
+    End(PairEnd),
+}
+
+impl LeaseTerms {
+    /// Returns whether the answers of the endpoint go to an inbox.
+    pub(crate) fn delivers_answers(&self) -> bool {
+        let endpoint = self.endpoint.as_ref();
+        endpoint.is_some_and(|endpoint| endpoint.settings.answer == AnswerMode::Delivered)
+    }
+
+    /// Gives back the rate of messages that were not leased.
+    pub(crate) fn give_back(&self, messages: usize) {
+        if let Some(EndpointUse { settings, state }) = &self.endpoint {
+            state.give_back(settings, messages);
+        }
+    }
+}
+
+/// Returns what may be leased now for a tenant and a destination, beside what is under way. A task
+/// that probes has one message under way.
+pub(crate) async fn turn(
+    (directory, endpoints): (&Directory, &Endpoints),
+    (tenant_id, destination): (i32, Option<&Destination>),
+    under_way: usize,
+    probes: bool,
+) -> Turn {
+    let endpoint = match destination {
+        Some(Destination::Http { endpoint }) => {
+            match opened(directory, endpoints, tenant_id, endpoint).await {
+                Ok(endpoint) => endpoint,
+                Err(end) => return Turn::End(end),
+            }
+        }
+        _ => None,
+    };
+    let admission = endpoint.as_ref().map(|endpoint| endpoint.state.admits());
+    let most = match (admission, destination) {
+        (Some(Admission::Wait(pause)), _) => return Turn::End(PairEnd::BreakerOpen(pause)),
+        (Some(Admission::Probe), _) => 1,
+        _ if probes => 1,
+        (_, Some(Destination::Inbox { .. })) => AT_ONCE_INBOX,
+        (_, Some(Destination::Http { .. })) => endpoint
+            .as_ref()
+            .map_or(AT_ONCE_NOWHERE, |endpoint| endpoint.settings.requests_max.max(1)),
+        (_, Some(Destination::Kafka { .. }) | None) => AT_ONCE_KAFKA,
+    };
+    if under_way > most / 2 {
+        return Turn::Full;
+    }
+    let (most, lease, send_max) = match &endpoint {
+        None => (most - under_way, LEASE, OUTGOING_MAX),
+        Some(EndpointUse { settings, state }) => {
+            let taken = match state.take(settings, most - under_way) {
+                Ok(taken) => taken,
+                Err(time) => return Turn::Wait(time),
+            };
+            (taken, (settings.timeout + LEASE_MARGIN).max(LEASE), settings.timeout)
+        }
+    };
+    Turn::Lease(LeaseTerms { most, lease, send_max, endpoint })
+}
+
+/// Returns an endpoint of a tenant as it is now; none where there is none.
+async fn opened(
+    directory: &Directory,
+    endpoints: &Endpoints,
+    tenant_id: i32,
+    name: &str,
+) -> Result<Option<EndpointUse>, PairEnd> {
+    let database = |error: InboxError| PairEnd::Database(error.to_string());
+    let tenant = directory.tenant(tenant_id).await.map_err(database)?;
+    let Some(tenant) = tenant else { return Err(PairEnd::Resting) };
+    let found = endpoints.get(tenant_id, &tenant.name, name).await;
+    found.map_err(|error| match error {
+        // Its settings cannot be used as they are: nothing is sent until they are mended.
+        InboxError::Sealed(text) | InboxError::Invalid(text) => {
+            PairEnd::Away { error: text, has_confirmed: false }
+        }
+        error => PairEnd::Database(error.to_string()),
+    })
+}
