@@ -1364,6 +1364,10 @@ static void rd_kafka_topic_reset_positions(rd_kafka_topic_t *rkt) {
                 rd_kafka_toppar_lock(rktp);
                 rktp->rktp_leader_epoch = -1;
                 rktp->rktp_lo_offset    = RD_KAFKA_OFFSET_INVALID;
+                /* Nor is the application's position in it one to go on from
+                 * when fetching resumes: each assignment pauses all
+                 * partitions for a moment. */
+                rd_kafka_fetch_pos_init(&rktp->rktp_app_pos);
                 /* The beginning may be where the fetcher began before: it
                  * is another one now. */
                 rd_kafka_fetch_pos_init(&rktp->rktp_last_next_fetch_start);
