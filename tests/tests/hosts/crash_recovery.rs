@@ -269,7 +269,8 @@ async fn survive_all(order: &'static str, seeds: Vec<u64>) {
     );
 }
 
-fn seeds(variable: &str, default: usize) -> Vec<u64> {
+/// The seeds of an environment variable: so many new ones, or those of a list with a comma.
+pub(super) fn seeds(variable: &str, default: usize) -> Vec<u64> {
     let wanted = std::env::var(variable).unwrap_or_else(|_| default.to_string());
     if wanted.contains(',') {
         return wanted

@@ -23,6 +23,8 @@ use serde_json::json;
 use sqlx::AssertSqlSafe;
 use tokio::time::sleep;
 
+use crate::crash_recovery::seeds;
+
 /// Scenarios side by side; each has up to two hosts.
 const AT_ONCE: usize = 3;
 /// Kills while orders come, before both hosts are killed.
@@ -256,7 +258,7 @@ async fn dies_at(point: &'static str) -> Result<()> {
 /// comma such as `17,`, which.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_provider_that_misbehaves_acts_once_on_each_message_whoever_dies() {
-    let runs = stream::iter(seeds()).map(|seed| async move {
+    let runs = stream::iter(seeds("ONCEBOX_OUTGOING_SEEDS", 5)).map(|seed| async move {
         let started = Instant::now();
         let outcome = aside(move || survive(seed)).await;
         let told = outcome.as_ref().map_or_else(|error| format!("{error:#}"), ToString::to_string);
@@ -270,15 +272,6 @@ async fn a_provider_that_misbehaves_acts_once_on_each_message_whoever_dies() {
         "repeat with ONCEBOX_OUTGOING_SEEDS=<seed>,\n{}",
         failures.join("\n\n")
     );
-}
-
-fn seeds() -> Vec<u64> {
-    let wanted = std::env::var("ONCEBOX_OUTGOING_SEEDS").unwrap_or_else(|_| "5".to_owned());
-    if wanted.contains(',') {
-        let listed = wanted.split(',').map(str::trim).filter(|seed| !seed.is_empty());
-        return listed.map(|seed| seed.parse().unwrap()).collect();
-    }
-    (0..wanted.parse().unwrap()).map(|_| u64::from(rand::random::<u32>())).collect()
 }
 
 /// Kills two hosts in turns that are drawn, while orders come. Returns what happened, for readers.

@@ -20,6 +20,8 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde_json::json;
 use tokio::time::sleep;
 
+use crate::crash_recovery::seeds;
+
 /// Scenarios side by side; each has up to two hosts.
 const AT_ONCE: usize = 3;
 /// Kills while orders come, before both hosts are killed.
@@ -90,7 +92,7 @@ async fn dies_at(point: &'static str) -> Result<()> {
 /// comma such as `17,`, which.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_key_is_sent_in_order_and_has_each_effect_once_whoever_dies() {
-    let runs = stream::iter(seeds()).map(|seed| async move {
+    let runs = stream::iter(seeds("ONCEBOX_OUTGOING_SEEDS", 5)).map(|seed| async move {
         let started = Instant::now();
         let outcome = aside(move || survive(seed)).await;
         let told = outcome.as_ref().map_or_else(|error| format!("{error:#}"), ToString::to_string);
@@ -104,15 +106,6 @@ async fn every_key_is_sent_in_order_and_has_each_effect_once_whoever_dies() {
         "repeat with ONCEBOX_OUTGOING_SEEDS=<seed>,\n{}",
         failures.join("\n\n")
     );
-}
-
-fn seeds() -> Vec<u64> {
-    let wanted = std::env::var("ONCEBOX_OUTGOING_SEEDS").unwrap_or_else(|_| "5".to_owned());
-    if wanted.contains(',') {
-        let listed = wanted.split(',').map(str::trim).filter(|seed| !seed.is_empty());
-        return listed.map(|seed| seed.parse().unwrap()).collect();
-    }
-    (0..wanted.parse().unwrap()).map(|_| u64::from(rand::random::<u32>())).collect()
 }
 
 /// Kills two hosts in turns that are drawn, while orders come. Returns what happened, for readers.
