@@ -159,6 +159,7 @@ pub(crate) async fn write_outgoing(
     consumer_id: i32,
     emitted: &Emitted,
 ) -> Result<(), InboxError> {
+    hooks::point("outgoing:insert:before");
     let emitted = emitted.unwritten();
     let query = with_outgoing!(emitted, write_call, transaction, consumer_id);
     transaction.rows(query).await?;
