@@ -21,7 +21,7 @@ use oncebox_model::{
     tx::Tx,
 };
 use sha2::{Digest, Sha256};
-use sqlx::{AssertSqlSafe, Executor, PgConnection, PgPool};
+use sqlx::{AssertSqlSafe, Executor, PgConnection, PgExecutor, PgPool};
 use tokio::time::timeout;
 
 use crate::inbox::{
@@ -429,6 +429,16 @@ impl StepRelay {
 
     /// Writes what became of messages that it leased. Returns the number of rows that it wrote.
     pub async fn mark(&self, leased: &[LeasedOutgoing], status: &str) -> i64 {
+        self.mark_on(&self.pool, leased, status).await
+    }
+
+    /// The same, for a test that has the transaction in its hand.
+    pub async fn mark_on<'e>(
+        &self,
+        executor: impl PgExecutor<'e>,
+        leased: &[LeasedOutgoing],
+        status: &str,
+    ) -> i64 {
         const MARK: &str = "SELECT count(*) FROM oncebox.mark_outgoing($1, $2, $3, $4, $5, $6, $7, \
             $8, $9, $10, 10, 86400000)";
         let all = leased.len();
@@ -444,7 +454,7 @@ impl StepRelay {
             .bind(vec![reason.map(str::to_owned); all])
             .bind(vec![0_i64; all])
             .bind(vec![true; all])
-            .fetch_one(&self.pool)
+            .fetch_one(executor)
             .await
             .expect("a mark")
     }

@@ -129,8 +129,8 @@ impl TestRelay {
     }
 
     /// Tells it that there is something to send, as the host does after a commit.
-    pub fn wake(&self, destination: &str) {
-        self.relay.wakeup(None).notify([destination.to_owned()]);
+    pub fn wake(&self, tenant_id: i32, destination: &str) {
+        self.relay.wakeup(None).notify(tenant_id, [destination.to_owned()]);
     }
 
     /// The circuit breakers of endpoints that are not closed.

@@ -16,7 +16,7 @@ CREATE OR REPLACE FUNCTION oncebox.act_on_messages(
     p_reason text)
 RETURNS int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off AS $$
 DECLARE
     v_id text;
     v_hash bigint;

@@ -21,7 +21,7 @@ CREATE OR REPLACE FUNCTION oncebox_host.begin_replayed(
     p_step bigint, p_id text, p_at timestamptz)
 RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
     SET enable_bitmapscan = off AS $$
 DECLARE
     v record;

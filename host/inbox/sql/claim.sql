@@ -115,7 +115,7 @@ CREATE OR REPLACE FUNCTION oncebox_host.claim(
 RETURNS TABLE (ordinal bigint, outcome text, known_status text, same_payload boolean,
     known_result text, lost_record boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off AS $$
 DECLARE
     -- Retention class of the consumer, bucket of new rows, lowest generation that may claim.
     v record;

@@ -58,7 +58,7 @@ CREATE OR REPLACE FUNCTION oncebox_host.complete(
     p_outgoing_trace_parent text[] DEFAULT NULL, p_outgoing_correlation_id text[] DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off AS $$
 DECLARE
     v record;
     v_id text;

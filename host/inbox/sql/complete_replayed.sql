@@ -25,7 +25,7 @@ CREATE OR REPLACE FUNCTION oncebox_host.complete_replayed(
     p_error text, p_in_a_row_max int, p_kept_max int)
 RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off AS $$
 DECLARE
     v record;
 BEGIN

@@ -34,7 +34,7 @@ CREATE OR REPLACE FUNCTION oncebox.deliver_outgoing(
     p_reason text DEFAULT NULL, p_error text DEFAULT NULL)
 RETURNS TABLE (outcome text, delay_s double precision)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off AS $$
 DECLARE
     v record;
     v_status text := 'received';

@@ -7,7 +7,7 @@ CREATE OR REPLACE FUNCTION oncebox.edit(
     p_reason text)
 RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off AS $$
 DECLARE
     v_payload bytea;
 BEGIN

@@ -18,7 +18,7 @@ CREATE OR REPLACE FUNCTION oncebox.erase(
     p_consumer int, p_class smallint, p_id text[], p_actor text, p_reason text)
 RETURNS TABLE (id text, status text, edits bigint, errors bigint, partitions text[])
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off AS $$
 DECLARE
     v_id text;
     v_status text;

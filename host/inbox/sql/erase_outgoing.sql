@@ -11,7 +11,7 @@
 CREATE OR REPLACE FUNCTION oncebox.erase_outgoing(
     p_consumer int, p_cause text, OUT is_held boolean, OUT partitions text[])
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off AS $$
 BEGIN
     -- No relay leases a row while it is locked; the statements below see what was leased before.
     PERFORM FROM oncebox.outgoing o

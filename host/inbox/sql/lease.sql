@@ -15,7 +15,8 @@ RETURNS TABLE (id text, topic text, partition int, "offset" bigint, timestamp_ms
     trace_parent text, headers bytea, payload bytea, payload_hash bytea, attempts int, epoch bigint,
     version_id int, age_ms bigint, ended text, last_error text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off
+    SET enable_seqscan = off SET enable_sort = off AS $$
 DECLARE
     v record;
     -- A lease that ran out before this ran out while the server was away.

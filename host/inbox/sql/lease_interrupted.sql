@@ -10,7 +10,7 @@ CREATE OR REPLACE FUNCTION oncebox_host.lease_interrupted(
     p_interruptions_max int)
 RETURNS TABLE (id text, epoch bigint, outcome text, event_type text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off AS $$
 DECLARE
     v record;
     r record;

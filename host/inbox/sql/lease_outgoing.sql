@@ -27,64 +27,98 @@ CREATE OR REPLACE FUNCTION oncebox.lease_outgoing(
     p_bytes_max bigint, p_lease_ms bigint, p_owner text, p_lanes boolean DEFAULT true)
 RETURNS SETOF oncebox.outgoing
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off
+    SET enable_seqscan = off SET enable_sort = off
+    SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     c_window CONSTANT int := 1000;
     c_lanes CONSTANT int := 200;
+    -- Candidates beyond those that are wanted, in place of what other sessions have locked.
+    c_spare CONSTANT int := 100;
     s record;
+    v record;
     l oncebox.outgoing%ROWTYPE;
-    v_bytes bigint := 0;
-    v_seen int := 0;
     v_left int := p_most;
+    v_bytes bigint := 0;
+    v_passed int := 0;
+    v_leased int;
+    v_first bigint;
     v_lane bigint;
     v_looked int := 0;
     v_has_wrapped boolean := false;
 BEGIN
-    FOR s IN
-        SELECT w.* FROM unnest(p_consumers) AS c(id) CROSS JOIN LATERAL (
-            SELECT o.consumer_id, o.message_id, o.ordinal, o.bucket, o.lane, o.key, o.due_at,
-                o.position, o.next_attempt_at
-            FROM oncebox.outgoing o
-            WHERE o.consumer_id = c.id AND o.destination = p_destination
-              AND o.status IN ('received', 'failed_retryable') AND o.next_attempt_at <= now()
-            ORDER BY o.next_attempt_at, o.position LIMIT c_window) w
-        ORDER BY w.next_attempt_at, w.position LIMIT c_window
     LOOP
-        EXIT WHEN v_left <= 0 OR v_bytes >= p_bytes_max;
-        v_seen := v_seen + 1;
-        CONTINUE WHEN p_lanes AND s.lane IS NOT NULL AND oncebox.has_earlier_outgoing(p_tenant,
-            p_stopping, p_destination, s.lane, s.key, s.due_at, s.position);
-        FOR l IN SELECT * FROM oncebox.lease_one_outgoing(s.consumer_id, s.message_id,
-                s.ordinal, s.bucket, p_lease_ms, p_owner) LOOP
-            v_left := v_left - 1;
+        WITH due AS MATERIALIZED (
+            SELECT w.* FROM unnest(p_consumers) AS c(id) CROSS JOIN LATERAL (
+                SELECT o.consumer_id, o.message_id, o.ordinal, o.bucket, o.lane, o.key, o.due_at,
+                    o.position, o.next_attempt_at,
+                    octet_length(o.headers) + coalesce(octet_length(o.payload), 0) AS bytes
+                FROM oncebox.outgoing o
+                WHERE o.consumer_id = c.id AND o.destination = p_destination
+                  AND o.status IN ('received', 'failed_retryable') AND o.next_attempt_at <= now()
+                ORDER BY o.next_attempt_at, o.position LIMIT c_window) w
+            ORDER BY w.next_attempt_at, w.position LIMIT c_window),
+        head AS (
+            SELECT d.* FROM due d LEFT JOIN LATERAL (
+                -- An open message of its lane that has to go first, or a parked one that holds the
+                -- lane. A lane is a hash of tenant, destination and key, which finds the rows; a
+                -- key can be made for any hash, so that the three themselves are compared too.
+                SELECT true AS is_there FROM oncebox.outgoing e
+                WHERE e.lane = d.lane AND e.due_at <= d.due_at
+                  AND e.status IN ('received', 'in_progress', 'failed_retryable', 'parked')
+                  AND (e.due_at < d.due_at OR e.position < d.position)
+                  AND (e.status <> 'parked' OR e.consumer_id = ANY (p_stopping))
+                  AND e.destination = p_destination AND e.key = d.key
+                  AND EXISTS (SELECT FROM oncebox.consumer c
+                      WHERE c.consumer_id = e.consumer_id AND c.tenant_id = p_tenant)
+                LIMIT 1) earlier ON p_lanes
+            WHERE earlier.is_there IS NULL OFFSET v_passed LIMIT v_left + c_spare),
+        taken AS (
+            SELECT h.*, sum(h.bytes) OVER (ROWS UNBOUNDED PRECEDING) - h.bytes AS before
+            FROM head h)
+        SELECT (SELECT count(*) FROM due) AS seen, array_agg(t.consumer_id) AS consumer,
+            array_agg(t.message_id) AS message, array_agg(t.ordinal) AS ordinal,
+            array_agg(t.bucket) AS bucket
+            INTO v FROM taken t WHERE v_bytes + t.before < p_bytes_max;
+        v_leased := 0;
+        FOR l IN SELECT * FROM oncebox.lease_these_outgoing(v.consumer, v.message, v.ordinal,
+                v.bucket, v_left, p_lease_ms, p_owner) LOOP
+            v_leased := v_leased + 1;
             v_bytes := v_bytes + octet_length(l.headers) + coalesce(octet_length(l.payload), 0);
             RETURN NEXT l;
         END LOOP;
+        v_left := v_left - v_leased;
+        IF v_left <= 0 OR v_bytes >= p_bytes_max THEN
+            RETURN;
+        END IF;
+        -- The others of them are locked, or have changed: what stands behind them is next.
+        EXIT WHEN v_leased >= coalesce(cardinality(v.message), 0);
+        v_passed := v_passed + cardinality(v.message) - v_leased;
     END LOOP;
-    IF v_seen < c_window OR NOT p_lanes THEN
+    IF v.seen < c_window OR NOT p_lanes THEN
         RETURN;
     END IF;
 
-    FOR s IN
+    SELECT coalesce(array_agg(f.consumer_id), '{}') AS consumer,
+        coalesce(array_agg(f.message_id), '{}') AS message,
+        coalesce(array_agg(f.ordinal), '{}') AS ordinal,
+        coalesce(array_agg(f.bucket), '{}') AS bucket, coalesce(sum(f.bytes), 0) AS bytes INTO v
+    FROM (SELECT w.*, sum(w.bytes) OVER (ROWS UNBOUNDED PRECEDING) - w.bytes AS before FROM (
         SELECT w.* FROM unnest(p_consumers) AS c(id) CROSS JOIN LATERAL (
-            SELECT o.consumer_id, o.message_id, o.ordinal, o.bucket, o.position, o.next_attempt_at
+            SELECT o.consumer_id, o.message_id, o.ordinal, o.bucket, o.position, o.next_attempt_at,
+                octet_length(o.headers) + coalesce(octet_length(o.payload), 0) AS bytes
             FROM oncebox.outgoing o
             WHERE o.consumer_id = c.id AND o.destination = p_destination AND o.lane IS NULL
               AND o.status IN ('received', 'failed_retryable') AND o.next_attempt_at <= now()
             ORDER BY o.next_attempt_at, o.position LIMIT v_left) w
-        ORDER BY w.next_attempt_at, w.position LIMIT (v_left + 1) / 2
-    LOOP
-        EXIT WHEN v_bytes >= p_bytes_max;
-        FOR l IN SELECT * FROM oncebox.lease_one_outgoing(s.consumer_id, s.message_id,
-                s.ordinal, s.bucket, p_lease_ms, p_owner) LOOP
-            v_left := v_left - 1;
-            v_bytes := v_bytes + octet_length(l.headers) + coalesce(octet_length(l.payload), 0);
-            RETURN NEXT l;
-        END LOOP;
-    END LOOP;
+        ORDER BY w.next_attempt_at, w.position LIMIT (v_left + 1) / 2) w) f
+    WHERE v_bytes + f.before < p_bytes_max;
+    v_bytes := v_bytes + v.bytes;
 
-    v_lane := ('x' || substr(md5(random()::text), 1, 16))::bit(64)::bigint;
-    WHILE v_left > 0 AND v_bytes < p_bytes_max AND v_looked < c_lanes LOOP
+    v_first := ('x' || substr(md5(random()::text), 1, 16))::bit(64)::bigint;
+    v_lane := v_first;
+    WHILE cardinality(v.message) < v_left + c_spare AND v_bytes < p_bytes_max
+            AND v_looked < c_lanes LOOP
         v_looked := v_looked + 1;
         SELECT o.lane INTO s FROM oncebox.outgoing o
         WHERE o.destination = p_destination AND o.lane > v_lane
@@ -96,8 +130,10 @@ BEGIN
             v_lane := -9223372036854775808;
             CONTINUE;
         END IF;
+        EXIT WHEN v_has_wrapped AND s.lane > v_first;
         v_lane := s.lane;
-        SELECT o.consumer_id, o.message_id, o.ordinal, o.bucket, o.status, o.next_attempt_at INTO s
+        SELECT o.consumer_id, o.message_id, o.ordinal, o.bucket, o.status, o.next_attempt_at,
+            octet_length(o.headers) + coalesce(octet_length(o.payload), 0) AS bytes INTO s
         FROM oncebox.outgoing o
         WHERE o.lane = v_lane AND o.destination = p_destination
           AND o.status IN ('received', 'in_progress', 'failed_retryable', 'parked')
@@ -107,11 +143,12 @@ BEGIN
         ORDER BY o.due_at, o.position LIMIT 1;
         CONTINUE WHEN NOT FOUND OR s.status NOT IN ('received', 'failed_retryable')
             OR s.next_attempt_at > now() OR NOT s.consumer_id = ANY (p_consumers);
-        FOR l IN SELECT * FROM oncebox.lease_one_outgoing(s.consumer_id, s.message_id,
-                s.ordinal, s.bucket, p_lease_ms, p_owner) LOOP
-            v_left := v_left - 1;
-            v_bytes := v_bytes + octet_length(l.headers) + coalesce(octet_length(l.payload), 0);
-            RETURN NEXT l;
-        END LOOP;
+        v.consumer := v.consumer || s.consumer_id;
+        v.message := v.message || s.message_id;
+        v.ordinal := v.ordinal || s.ordinal;
+        v.bucket := v.bucket || s.bucket;
+        v_bytes := v_bytes + s.bytes;
     END LOOP;
+    RETURN QUERY SELECT * FROM oncebox.lease_these_outgoing(v.consumer, v.message, v.ordinal,
+        v.bucket, v_left, p_lease_ms, p_owner);
 END $$;

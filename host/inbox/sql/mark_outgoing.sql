@@ -37,51 +37,44 @@ CREATE OR REPLACE FUNCTION oncebox.mark_outgoing(
     p_answer_is_whole boolean[] DEFAULT NULL)
 RETURNS TABLE (nth bigint, became text, delay_s double precision)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
-DECLARE
-    s record;
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
+    SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
-    FOR s IN SELECT u.* FROM unnest(p_consumer, p_message, p_ordinal, p_bucket, p_epoch, p_status,
-            p_reason, p_error, p_delay_ms, p_counts, p_answer_status, p_answer_content_type,
-            p_answer, p_answer_is_whole) WITH ORDINALITY
-            AS u(consumer, message, ordinal, bucket, epoch, status, reason, error, delay_ms,
-                counts, answer_status, answer_content_type, answer, answer_is_whole, nth) LOOP
-        UPDATE oncebox.outgoing o SET
-            status = f.status,
-            reason = CASE WHEN f.status = 'completed' THEN NULL WHEN f.is_expired THEN 'expired'
+    RETURN QUERY UPDATE oncebox.outgoing o SET
+        (status, reason, next_attempt_at) = (SELECT
+            CASE WHEN k.is_expired THEN 'parked'
+                WHEN s.status = 'received' AND o.reason IS NOT NULL THEN 'failed_retryable'
+                ELSE s.status END,
+            CASE WHEN s.status = 'completed' THEN NULL
+                WHEN k.is_expired THEN 'expired'
                 WHEN s.status = 'received' THEN o.reason ELSE s.reason END,
-            last_error = CASE WHEN f.status = 'completed' THEN NULL
-                WHEN s.status = 'received' THEN o.last_error ELSE s.error END,
-            may_have_arrived = o.may_have_arrived OR (o.destination NOT LIKE 'inbox:%'
-                AND coalesce(s.reason, '') IN ('unconfirmed', 'failed'))
-                OR (o.destination LIKE 'http:%' AND coalesce(s.reason, '') = 'undecodable'),
-            answer_status = CASE WHEN f.status = 'completed' THEN s.answer_status END,
-            answer_content_type = CASE WHEN f.status = 'completed' THEN s.answer_content_type END,
-            answer = CASE WHEN f.status = 'completed' THEN s.answer END,
-            answer_is_whole = CASE WHEN f.status = 'completed' THEN s.answer_is_whole END,
-            attempts = CASE WHEN s.counts THEN o.attempts ELSE greatest(o.attempts - 1, 0) END,
-            next_attempt_at = CASE WHEN f.status IN ('received', 'failed_retryable')
-                THEN now() + s.delay_ms * interval '1 millisecond' END,
-            locked_until = NULL, locked_by = NULL,
-            settled_at = CASE WHEN f.status = 'completed' THEN now() END
-        FROM (SELECT k.is_expired, CASE WHEN k.is_expired THEN 'parked'
-                WHEN s.status = 'received' AND k.reason IS NOT NULL THEN 'failed_retryable'
-                ELSE s.status END AS status
-            FROM (SELECT r.reason, s.status = 'failed_retryable' AND s.counts
-                    AND r.attempts >= p_attempts_min
-                    AND r.due_at <= now() - p_age_max_ms * interval '1 millisecond' AS is_expired
-                FROM oncebox.outgoing r
-                WHERE r.consumer_id = s.consumer AND r.message_id = s.message
-                  AND r.ordinal = s.ordinal AND r.bucket = s.bucket) k) f
-        WHERE o.consumer_id = s.consumer AND o.message_id = s.message AND o.ordinal = s.ordinal
-          AND o.bucket = s.bucket AND o.epoch = s.epoch
-          AND (o.status = 'in_progress'
-            OR s.status = 'completed' AND o.status IN ('received', 'failed_retryable'))
-        RETURNING o.status, greatest(0, extract(epoch FROM now() - o.due_at))
-            INTO became, delay_s;
-        IF FOUND THEN
-            nth := s.nth;
-            RETURN NEXT;
-        END IF;
-    END LOOP;
+            CASE WHEN s.status IN ('received', 'failed_retryable') AND NOT k.is_expired
+                THEN now() + s.delay_ms * interval '1 millisecond' END
+            FROM (SELECT s.status = 'failed_retryable' AND s.counts
+                AND o.attempts >= p_attempts_min
+                AND o.due_at <= now() - p_age_max_ms * interval '1 millisecond' AS is_expired) k),
+        last_error = CASE WHEN s.status = 'completed' THEN NULL
+            WHEN s.status = 'received' THEN o.last_error ELSE s.error END,
+        may_have_arrived = o.may_have_arrived OR (o.destination NOT LIKE 'inbox:%'
+            AND coalesce(s.reason, '') IN ('unconfirmed', 'failed'))
+            OR (o.destination LIKE 'http:%' AND coalesce(s.reason, '') = 'undecodable'),
+        answer_status = CASE WHEN s.status = 'completed' THEN s.answer_status END,
+        answer_content_type = CASE WHEN s.status = 'completed' THEN s.answer_content_type END,
+        answer = CASE WHEN s.status = 'completed' THEN s.answer END,
+        answer_is_whole = CASE WHEN s.status = 'completed' THEN s.answer_is_whole END,
+        attempts = CASE WHEN s.counts THEN o.attempts ELSE greatest(o.attempts - 1, 0) END,
+        locked_until = NULL, locked_by = NULL,
+        settled_at = CASE WHEN s.status = 'completed' THEN now() END
+    FROM unnest(p_consumer, p_message, p_ordinal, p_bucket, p_epoch, p_status, p_reason, p_error,
+            p_delay_ms, p_counts, p_answer_status, p_answer_content_type, p_answer,
+            p_answer_is_whole) WITH ORDINALITY
+        AS s(consumer, message, ordinal, bucket, epoch, status, reason, error, delay_ms, counts,
+            answer_status, answer_content_type, answer, answer_is_whole, nth)
+    WHERE o.consumer_id = s.consumer AND o.message_id = s.message AND o.ordinal = s.ordinal
+      AND o.bucket = s.bucket AND o.epoch = s.epoch
+      -- Not as conditions on the status alone: an index of due or leased messages would serve, and
+      -- all of those would be read by a plan that was made while there were none.
+      AND o.status = ANY (CASE WHEN s.status = 'completed'
+        THEN ARRAY['in_progress', 'received', 'failed_retryable'] ELSE ARRAY['in_progress'] END)
+    RETURNING s.nth, o.status, greatest(0, extract(epoch FROM now() - o.due_at))::float8;
 END $$;

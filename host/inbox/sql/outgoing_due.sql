@@ -22,7 +22,8 @@ CREATE OR REPLACE FUNCTION oncebox.outgoing_due(
     p_steps int, p_first int, p_consumers int[], p_afters text[])
 RETURNS TABLE (consumer int, tenant int, target text, is_due boolean, is_cut boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off
+    SET enable_seqscan = off SET enable_sort = off AS $$
 DECLARE
     v_consumer int := p_first;
     v_after text;

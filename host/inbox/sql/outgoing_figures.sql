@@ -10,7 +10,8 @@
 CREATE OR REPLACE FUNCTION oncebox.outgoing_figures(p_counted_max bigint)
 RETURNS TABLE (tenant text, consumer text, messages bigint, oldest_s double precision)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off
+    SET enable_seqscan = off SET enable_sort = off AS $$
 DECLARE
     v_consumer int := 0;
     v_destination text;

@@ -24,7 +24,7 @@ CREATE OR REPLACE FUNCTION oncebox.page_of_replay(
     OUT ids text[], OUT processed timestamptz[], OUT have_record boolean[],
     OUT end_at timestamptz, OUT end_id text)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
     SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     -- A completed row is in the bucket of its completion.

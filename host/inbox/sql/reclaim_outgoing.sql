@@ -7,7 +7,8 @@
 CREATE OR REPLACE FUNCTION oncebox.reclaim_outgoing(p_most int)
 RETURNS int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off
+    SET enable_seqscan = off SET enable_sort = off AS $$
 DECLARE
     s record;
     v_ended int := 0;

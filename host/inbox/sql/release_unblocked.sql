@@ -5,7 +5,7 @@
 CREATE OR REPLACE FUNCTION oncebox.release_unblocked(p_consumer int, p_class smallint, p_keys int)
 RETURNS int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off AS $$
 DECLARE
     v_hash bigint;
     v_released int := 0;

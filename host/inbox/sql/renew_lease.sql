@@ -3,7 +3,7 @@ CREATE OR REPLACE FUNCTION oncebox_host.renew_lease(
     p_secret bytea, p_consumer int, p_id text, p_epoch bigint, p_lease_ms bigint)
 RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off AS $$
 DECLARE
     v record;
 BEGIN

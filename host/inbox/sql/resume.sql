@@ -5,7 +5,7 @@ CREATE OR REPLACE FUNCTION oncebox_host.resume(
     p_secret bytea, p_consumer int, p_generation bigint, p_id text, p_epoch bigint)
 RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off AS $$
 DECLARE
     v record;
     v_hash bigint;

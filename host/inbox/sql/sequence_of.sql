@@ -6,7 +6,7 @@ CREATE OR REPLACE FUNCTION oncebox_host.sequence_of(
     p_secret bytea, p_consumer int, p_first bigint, p_id text[])
 RETURNS TABLE (id text, version bigint, "at" bigint, reason text, over_gap boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off AS $$
 DECLARE
     v record;
 BEGIN

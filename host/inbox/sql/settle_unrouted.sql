@@ -4,7 +4,7 @@ CREATE OR REPLACE FUNCTION oncebox_host.settle_unrouted(
     p_secret bytea, p_consumer int, p_id text[], p_status text)
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off AS $$
 DECLARE
     v record;
 BEGIN

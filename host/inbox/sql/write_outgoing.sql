@@ -11,7 +11,7 @@ CREATE OR REPLACE FUNCTION oncebox_host.write_outgoing(
     p_outgoing_trace_parent text[], p_outgoing_correlation_id text[])
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off AS $$
 DECLARE
     v record;
 BEGIN

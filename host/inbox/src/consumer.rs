@@ -68,8 +68,8 @@ pub struct ConsumerInbox {
     pub(crate) decoder: OnceLock<Decoder>,
     /// Fetcher of payloads that messages refer to; unset where none is fetched.
     pub(crate) fetcher: OnceLock<Arc<dyn ReferenceFetcher>>,
-    /// Signal to the relay of this process; unset where none runs.
-    outgoing_wakeup: OnceLock<Arc<OutgoingWakeup>>,
+    /// Signal to the relay of this process, with the tenant's key; unset where none runs.
+    outgoing_wakeup: OnceLock<(i32, Arc<OutgoingWakeup>)>,
     /// Longest call of a handler that the host allows, whatever the policy says.
     deadline_max: Option<Duration>,
     /// Event types with metrics of their own, of which a producer can invent any number; bounded by
@@ -207,15 +207,15 @@ impl ConsumerInbox {
     }
 
     /// Registers the signal to the relay of this process, which is told of outgoing messages after
-    /// their commit. Only the first call has an effect.
-    pub fn tell_relay(&self, wakeup: Arc<OutgoingWakeup>) {
-        let _ = self.outgoing_wakeup.set(wakeup); // there is only one relay
+    /// their commit, and knows the tenant by its key. Only the first call has an effect.
+    pub fn tell_relay(&self, tenant_id: i32, wakeup: Arc<OutgoingWakeup>) {
+        let _ = self.outgoing_wakeup.set((tenant_id, wakeup)); // there is only one relay
     }
 
     /// Tells the relay of destinations that a committed transaction has messages for.
     pub(crate) fn tell_relay_of(&self, destinations: BTreeSet<String>) {
-        if let Some(wakeup) = self.outgoing_wakeup.get().filter(|_| !destinations.is_empty()) {
-            wakeup.notify(destinations);
+        if let Some((tenant_id, wakeup)) = self.outgoing_wakeup.get() {
+            wakeup.notify(*tenant_id, destinations);
         }
     }
 

@@ -1,7 +1,8 @@
 //! The loop of one database: finds the pairs with something due, and begins a task for each.
 //!
-//! It looks every second, and at once when the host has committed outgoing messages. A look asks
-//! what is unsent, so that it finds what other hosts left, and leases that ran out.
+//! The host names the pairs for which it has committed messages that are due, and their tasks begin
+//! at once. Beside that it looks every second. A look asks what is unsent, so that it finds what
+//! becomes due, what other hosts left, and leases that ran out.
 
 use std::{
     collections::HashMap,
@@ -24,9 +25,9 @@ use crate::{
     store::{LookStart, Store},
 };
 
-/// Time between two looks without a wakeup.
+/// Time between two looks.
 const EVERY: Duration = Duration::from_secs(1);
-/// Shortest time between two looks.
+/// Shortest rest after a look.
 const GAP_MIN: Duration = Duration::from_millis(10);
 /// Rest after a look, as a multiple of the time that the look took.
 const REST: u32 = 4;
@@ -77,19 +78,18 @@ impl DatabaseLoop {
                 biased;
                 () = stop.cancelled() => break,
                 Some(ended) = pairs.tasks.join_next_with_id() => {
-                    if self.ended(&mut pairs, ended) {
-                        look_at = Instant::now();
-                    }
+                    let again = self.ended(&mut pairs, ended);
+                    self.begin(&mut pairs, again, stop);
                     continue;
                 }
                 () = self.wakeup.notified() => {
-                    self.wakeup.take();
-                    look_at = Instant::now();
+                    self.begin(&mut pairs, self.wakeup.take(), stop);
                     continue;
                 }
                 () = sleep_until(look_at.max(not_before)) => {}
             }
             let began = Instant::now();
+            pairs.states.retain(|_, state| !state.is_forgettable(began));
             let looked = tokio::select! {
                 () = stop.cancelled() => break,
                 looked = self.look(&start) => looked,
@@ -122,10 +122,14 @@ impl DatabaseLoop {
         timeout(PATIENCE, self.store.due(start)).await.map_err(silent)?
     }
 
-    /// Begins the tasks of pairs that were found due, and forgets pairs that have nothing.
-    fn begin(&self, pairs: &mut Pairs, due: Vec<(i32, String)>, stop: &CancellationToken) {
+    /// Begins the tasks of pairs that were found due.
+    fn begin(
+        &self,
+        pairs: &mut Pairs,
+        due: impl IntoIterator<Item = (i32, String)>,
+        stop: &CancellationToken,
+    ) {
         let now = Instant::now();
-        pairs.states.retain(|_, state| !state.is_forgettable(now));
         for (tenant_id, destination) in due {
             let key = PairKey { tenant_id, destination };
             let state = pairs.states.entry(key.clone()).or_default();
@@ -145,15 +149,19 @@ impl DatabaseLoop {
         }
     }
 
-    /// Notes the end of a task, and returns whether to look again at once.
-    fn ended(&self, pairs: &mut Pairs, ended: Result<(Id, PairEnd), JoinError>) -> bool {
+    /// Notes the end of a task, and returns its pair where that has something due again.
+    fn ended(
+        &self,
+        pairs: &mut Pairs,
+        ended: Result<(Id, PairEnd), JoinError>,
+    ) -> Option<(i32, String)> {
         let (id, end) = match ended {
             Ok(ended) => ended,
             Err(error) => {
                 (error.id(), PairEnd::Database("a task of the relay panicked".to_owned()))
             }
         };
-        let Some(key) = pairs.meant.remove(&id) else { return false };
+        let key = pairs.meant.remove(&id)?;
         let state = pairs.states.entry(key.clone()).or_default();
         let (before, troubles) = (state.failures(), state.troubles());
         let is_due = state.ends(&end, Instant::now());
@@ -196,7 +204,7 @@ impl DatabaseLoop {
             ),
             PairEnd::Dry | PairEnd::Resting | PairEnd::BreakerOpen(_) => {}
         }
-        is_due
+        is_due.then_some((key.tenant_id, key.destination))
     }
 
     /// Waits for the tasks, which have been told to stop.

@@ -3,8 +3,8 @@
 //!
 //! # A message
 //!
-//! A row of `oncebox.outgoing` becomes due. The relay finds its tenant and destination
-//! (`database.rs`), leases the row (`oncebox.lease_outgoing`), commits, sends it (`kafka.rs`), and
+//! A row of `oncebox.outgoing` becomes due. The relay hears of its tenant and destination from the
+//! host that committed it, or finds them (`database.rs`), leases the row (`oncebox.lease_outgoing`), commits, sends it (`kafka.rs`), and
 //! marks it (`oncebox.mark_outgoing`). A tenant and a destination together are a *pair*. Each pair
 //! is worked by a task of its own (`pair.rs`) with its own bounds and its own pauses, so that a
 //! dead destination delays no other.
@@ -53,7 +53,7 @@
 //! after it may find that the other's message has gone. Messages without a key have no order.
 //!
 //! The price is that a lane sends one message in the time of a lease, a send and a mark. Lanes are
-//! independent of each other, and a pair has up to 100 messages under way.
+//! independent of each other, and a pair has up to 500 messages under way.
 //!
 //! A parked message lets its lane go on, unless its consumer's policy says `[outgoing] on_parked =
 //! "stop"`. Then the lane waits until an operator redrives or discards it. When the lane goes on, a

@@ -27,8 +27,8 @@ use oncebox_model::{
 };
 use tokio::{
     sync::OwnedSemaphorePermit,
-    task::JoinSet,
-    time::{Instant, sleep, timeout},
+    task::{JoinError, JoinSet},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -49,6 +49,11 @@ use crate::{
 
 /// Pause between two looks for what is due, while messages are under way.
 const LOOK: Duration = Duration::from_secs(1);
+/// Time for which the mark of a message waits for those of others that are under way.
+const TOGETHER: Duration = Duration::from_millis(2);
+/// Rest after a lease that found nothing, as a multiple of the time that it took; the longest one.
+const REST: u32 = 4;
+const REST_MAX: Duration = Duration::from_millis(50);
 /// Longest time that a message waits for others of its tenant that are under way to endpoints. It
 /// is well below a lease.
 const PLACE_MAX: Duration = Duration::from_secs(5);
@@ -102,6 +107,7 @@ impl PairTask {
         let destination = self.key.destination.parse::<Destination>().ok();
         let mut under_way: JoinSet<Attempted> = JoinSet::new();
         let (mut end, mut confirmed_at) = (None, None::<Instant>);
+        let mut rest = Duration::ZERO;
         loop {
             let leases = end.is_none() && !self.stop.is_cancelled();
             let probes = self.is_probing && confirmed_at.is_none();
@@ -129,6 +135,7 @@ impl PairTask {
                     None => terms.give_back(terms.most),
                     Some(room) => match self.lease(&terms, destination.as_ref()).await {
                         Ok(Some((facts, rows))) => {
+                            rest = (facts.asked_at.elapsed() * REST).min(REST_MAX);
                             terms.give_back(terms.most.saturating_sub(rows.len()));
                             self.begin(&mut under_way, rows, &facts, destination.as_ref(), room);
                         }
@@ -150,11 +157,7 @@ impl PairTask {
                 () = sleep(LOOK), if is_busy => continue,
             };
             let Some(first) = ended else { break };
-            let mut ended: Vec<_> = first.into_iter().collect();
-            while let Some(next) = under_way.try_join_next() {
-                // One that panicked is in the log, and its lease runs out.
-                ended.extend(next);
-            }
+            let mut ended = gathered(first, &mut under_way).await;
             let mut judged = judge(&mut ended, &mut confirmed_at);
             if let Err(error) = self.mark(ended).await {
                 judged = Some(PairEnd::Database(error.to_string()));
@@ -162,6 +165,13 @@ impl PairTask {
             if judged.is_some() {
                 self.is_halted.store(true, Ordering::Relaxed);
                 end = judged;
+            }
+        }
+        if end.is_none() {
+            // The next task leases again, also where commits name the pair all the time.
+            tokio::select! {
+                () = self.stop.cancelled() => {}
+                () = sleep(rest) => {}
             }
         }
         end.unwrap_or(PairEnd::Dry)
@@ -419,6 +429,20 @@ impl PairTask {
             );
         }
     }
+}
+
+/// Returns the attempt that has ended and those that end within a moment, for one transaction. One
+/// that panicked is in the log, and its lease runs out.
+async fn gathered(
+    first: Result<Attempted, JoinError>,
+    under_way: &mut JoinSet<Attempted>,
+) -> Vec<Attempted> {
+    let mut ended: Vec<_> = first.into_iter().collect();
+    let until = Instant::now() + TOGETHER;
+    while let Ok(Some(next)) = timeout_at(until, under_way.join_next()).await {
+        ended.extend(next);
+    }
+    ended
 }
 
 /// Judges attempts by what the destination confirmed, and when. Returns the end of the task where

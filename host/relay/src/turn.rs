@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Messages of a pair that are under way at most, for Kafka: the client sends them together.
-const AT_ONCE_KAFKA: usize = 100;
+const AT_ONCE_KAFKA: usize = 500;
 /// Messages of a pair that are under way at most, for an inbox: each takes a transaction.
 const AT_ONCE_INBOX: usize = 8;
 /// Messages of a pair that are under way at most, for an endpoint that is not there.

@@ -496,3 +496,25 @@ async fn ids_that_change_for_one_payload_are_suspected() {
     );
     fixture.finish().await;
 }
+
+/// What could go wrong: messages that no deployment takes become dead letters, and no counter says
+/// why, so that no alert can.
+#[tokio::test]
+async fn a_message_that_nobody_takes_is_counted_by_its_reason() {
+    for (no_route, metric) in
+        [("park", "oncebox_parked_total"), ("reject", "oncebox_failures_total")]
+    {
+        let telemetry = Telemetry::default();
+        let fixture = InboxFixture::new().await;
+        let consumer = fixture.simple("", &format!("no_route = '{no_route}'")).await;
+        let host = fixture.host(&consumer);
+        let log = [of_type("nobody", record(0, "a", "")), of_type("nobody", record(1, "b", ""))];
+        for _ in 0..2 {
+            assert!(deliver(&host, &log).await.is_empty());
+        }
+        // S1-101.
+        check(&telemetry, metric, "reason", &[("no_route", 2.0)]);
+        assert_eq!(telemetry.sum(metric, &[("event_type", "nobody")]), 2.0, "{no_route}");
+        fixture.finish().await;
+    }
+}

@@ -646,9 +646,9 @@ static DEFECTS: &[Defect] = &[
         scenario: "a lane with a message under way",
         sees: PASSED,
         made: Made::Functions(&[(
-            "has_earlier_outgoing",
-            "(e.due_at < p_due_at OR e.position < p_position)",
-            "e.due_at < p_due_at",
+            "lease_outgoing",
+            "(e.due_at < d.due_at OR e.position < d.position)",
+            "e.due_at < d.due_at",
         )]),
     },
     Defect {
@@ -1188,7 +1188,7 @@ async fn change(fixture: &InboxFixture, function: &str, from: &str, to: &str) {
         "insert_outgoing",
         "mark_outgoing",
         "deliver_outgoing",
-        "has_earlier_outgoing",
+        "lease_outgoing",
     ]
     .contains(&function)
     {

@@ -72,7 +72,7 @@ impl PartitionWork<'_, '_> {
     ) -> Result<Vec<ArchivedMessage>, InboxError> {
         // By the key, and in its order: a plan by another index would read and sort all messages of
         // the consumer for each group.
-        const BY_KEY: &str = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off";
+        const BY_KEY: &str = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off";
         let group = format!(
             "WITH page AS (SELECT i.* FROM oncebox.{name} i \
                 WHERE i.consumer_id = $1 AND i.message_id > $2 ORDER BY i.message_id LIMIT $3), \

@@ -158,7 +158,8 @@ impl InboxErasure {
     async fn step_in(&self, connection: &mut PgConnection) -> Result<ErasureStep, InboxError> {
         // A new time partition has no statistics, and a plan for an empty table would read all of
         // it.
-        const BY_KEY: &str = "SET LOCAL enable_seqscan = off; SET LOCAL enable_sort = off";
+        const BY_KEY: &str =
+            "SET LOCAL enable_seqscan = off; SET LOCAL enable_sort = off; SET LOCAL jit = off";
         connection.execute(sqlx::raw_sql(BY_KEY)).await?;
         let row = self.lock(connection).await?;
         if !row.waits_for.is_empty() {

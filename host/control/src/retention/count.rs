@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use oncebox_model::error::InboxError;
-use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tokio::time::Instant;
 
 use super::pauses::Pauses;
@@ -88,7 +88,7 @@ async fn read(
          GROUP BY 1, 2, 3"
     );
     let mut tx = connection.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
-    sqlx::query("SET LOCAL enable_seqscan = off").execute(&mut *tx).await?;
+    tx.execute("SET LOCAL enable_seqscan = off; SET LOCAL jit = off").await?;
     let pages: i64 = sqlx::query_scalar(AssertSqlSafe(pages)).fetch_one(&mut *tx).await?;
     let mut tallies = HashMap::new();
     let mut page = 0;

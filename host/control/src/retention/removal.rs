@@ -224,7 +224,7 @@ async fn move_batch(
          RETURNING m.messages"
     );
     let mut tx = connection.begin().await?;
-    tx.execute("SET LOCAL enable_seqscan = off").await?;
+    tx.execute("SET LOCAL enable_seqscan = off; SET LOCAL jit = off").await?;
     let query = sqlx::query_scalar(AssertSqlSafe(sql)).bind(&partition.name);
     let query = query.bind(partition.retention_class).bind(partition.from_at);
     let moved = query.bind(partition.to_at).fetch_one(&mut *tx).await?;

@@ -123,6 +123,9 @@ impl ConsumerInbox {
         match unrouted_disposition(&self.policy) {
             Disposition::Parked => {}
             disposition if is_unrouted(offered) => {
+                if disposition == Disposition::FailedTerminal {
+                    self.count_failure(&offered.message.event_type, NO_ROUTE);
+                }
                 return self.count_run(&offered.message, disposition);
             }
             _ => {}

@@ -99,7 +99,7 @@ impl ConsumerRuntime {
         );
         warn_of_deadline(&inbox, consumer, &policy);
         inbox.tell_when_stale(look);
-        inbox.tell_relay(outgoing_wakeup);
+        inbox.tell_relay(consumer.tenant_id, outgoing_wakeup);
         fetcher.into_iter().for_each(|fetcher| inbox.fetch_with(fetcher));
         if policy.wire_format == WireFormat::Confluent {
             let decoder = host.decoder.clone();

@@ -81,7 +81,7 @@ async fn what_two_relays_deliver_to_an_inbox_is_there_once_and_in_order() {
         deliver(&host, &log).await;
         all.extend(log);
         for relay in [&mortal, &stays] {
-            relay.wake("inbox:billing");
+            relay.wake(consumer.tenant.tenant_id, "inbox:billing");
         }
         sleep(Duration::from_millis(rng.random_range(0..120))).await;
         mortal.kill(&fixture).await;

@@ -17,6 +17,7 @@ use oncebox_tests::{
     },
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tokio::{
     task::JoinHandle,
     time::{Duration, Instant, sleep},
@@ -370,5 +371,92 @@ async fn lanes_wait_for_no_other() {
     assert_eq!(ordinals(&leased, first), BTreeSet::from([1]));
     let leased = StepRelay::new(&fixture, "relay", &[&theirs]).lease("kafka:one", 100).await;
     assert_eq!(ordinals(&leased, theirs.row.consumer_id), BTreeSet::from([0, 2, 3, 4, 7]));
+    fixture.finish().await;
+}
+
+/// Entries of indexes and rows of outgoing messages that scans of this transaction have returned.
+async fn read_so_far(connection: &mut PgConnection) -> i64 {
+    const READ: &str = "SELECT sum(pg_stat_get_xact_tuples_returned(r.id))::bigint FROM ( \
+            SELECT i.inhrelid AS id FROM pg_inherits i \
+            WHERE i.inhparent = 'oncebox.outgoing'::regclass \
+            UNION ALL SELECT x.indexrelid FROM pg_inherits i JOIN pg_index x ON x.indrelid = \
+                i.inhrelid WHERE i.inhparent = 'oncebox.outgoing'::regclass) r";
+    sqlx::query_scalar(READ).fetch_one(connection).await.unwrap()
+}
+
+/// What could go wrong: a connection that first looked while nothing was due has plans that read
+/// all due messages for each lease and each mark, so that a relay gets the slower the more it has
+/// to send.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_reads_a_window_and_a_mark_its_rows_however_many_are_due() {
+    const DUE: i64 = 6_000;
+    const MOST: i32 = 10;
+    /// The window of a lease.
+    const WINDOW: i64 = 1_000;
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let relay = StepRelay::new(&fixture, "relay", &[&consumer]);
+    let lease = relay.lease_statement(TO, MOST);
+    let lease = || sqlx::query_as::<_, LeasedOutgoing>(AssertSqlSafe(lease.clone()));
+    deliver(&emitting_host(&fixture, &consumer), &[emitting(0, "m", &[&format!("emit {TO}")])])
+        .await;
+    let mut connection = fixture.pool.acquire().await.unwrap();
+    let only = lease().fetch_all(&mut *connection).await.unwrap();
+    assert_eq!(relay.mark_on(&mut *connection, &only, "completed").await, 1);
+    // Half of them have a key of their own each.
+    let many = format!(
+        "INSERT INTO oncebox.outgoing (consumer_id, message_id, ordinal, bucket, id, destination, \
+            key, lane, event_type, correlation_id, headers, status, due_at, next_attempt_at) \
+         SELECT consumer_id, 'm-' || n, 0, bucket, id || n, destination, k.key, \
+            oncebox.outgoing_lane({}, destination, k.key), event_type, correlation_id, headers, \
+            'received', due_at, due_at \
+         FROM oncebox.outgoing CROSS JOIN generate_series(1, {DUE}) n CROSS JOIN LATERAL \
+            (SELECT CASE WHEN n % 2 = 0 THEN convert_to(n::text, 'UTF8') END) AS k(key)",
+        consumer.tenant.tenant_id
+    );
+    fixture.execute(many).await;
+
+    let mut tx = connection.begin().await.unwrap();
+    let leased = lease().fetch_all(&mut *tx).await.unwrap();
+    assert_eq!(leased.len(), MOST as usize);
+    let by_lease = read_so_far(&mut tx).await;
+    assert_eq!(relay.mark_on(&mut *tx, &leased, "completed").await, i64::from(MOST));
+    let by_mark = read_so_far(&mut tx).await - by_lease;
+    tx.commit().await.unwrap();
+    drop(connection);
+    // The window, the lanes of what may be leased, and the rows that are.
+    assert!(by_lease <= 2 * WINDOW, "a lease read {by_lease}");
+    assert!(by_mark <= 10 * i64::from(MOST), "a mark read {by_mark}");
+    fixture.finish().await;
+}
+
+/// What could go wrong: a handler that cancels, an erasure or another relay holds the first due
+/// messages locked, and a relay that wants few finds none but those, for as long as they are held.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_passes_messages_that_others_hold() {
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let relay = StepRelay::new(&fixture, "relay", &[&consumer]);
+    let line = format!("emit {TO}");
+    let lines: Vec<_> = (0..100).map(|_| line.as_str()).collect();
+    let causes: Vec<_> =
+        (0..3).map(|offset| emitting(offset, &format!("m{offset}"), &lines)).collect();
+    deliver(&emitting_host(&fixture, &consumer), &causes).await;
+    // More than the candidates of one turn of the lease.
+    let mut holder = fixture.pool.begin().await.unwrap();
+    const HELD: &str = "SELECT position FROM oncebox.outgoing ORDER BY next_attempt_at, position \
+        LIMIT 250 FOR UPDATE";
+    let held: Vec<i64> = sqlx::query_scalar(HELD).fetch_all(&mut *holder).await.unwrap();
+    let leased = relay.lease(TO, 1).await;
+    assert_eq!((held.len(), leased.len()), (250, 1));
+    // It locks none beyond what it leases: all others are there for another relay.
+    let mut tx = fixture.pool.begin().await.unwrap();
+    let lease = relay.lease_statement(TO, 10);
+    let lease = sqlx::query_as::<_, LeasedOutgoing>(AssertSqlSafe(lease));
+    assert_eq!(lease.fetch_all(&mut *tx).await.unwrap().len(), 10);
+    assert_eq!(relay.lease(TO, 100).await.len(), 50 - 1 - 10);
+    tx.commit().await.unwrap();
+    holder.rollback().await.unwrap();
+    assert_eq!(relay.lease(TO, 500).await.len(), 250);
     fixture.finish().await;
 }
