@@ -115,6 +115,8 @@ mod relay;
 mod database;
 // The messages of one tenant for one destination.
 mod pair;
+// Attempts that have ended.
+mod attempt;
 // What a pair's task may lease now.
 mod turn;
 // The state of a pair between two of its tasks.

@@ -18,7 +18,6 @@ use std::{
     time::Duration,
 };
 
-use oncebox_kafka::OUTGOING_MAX;
 use oncebox_model::{
     error::InboxError,
     hooks::{self, Defect},
@@ -27,12 +26,13 @@ use oncebox_model::{
 };
 use tokio::{
     sync::OwnedSemaphorePermit,
-    task::{JoinError, JoinSet},
-    time::{Instant, sleep, timeout, timeout_at},
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    attempt::{Attempted, gathered, judge},
     backoff::AGAIN,
     directory::TenantFacts,
     http::{self, HttpFacts},
@@ -49,8 +49,6 @@ use crate::{
 
 /// Pause between two looks for what is due, while messages are under way.
 const LOOK: Duration = Duration::from_secs(1);
-/// Time for which the mark of a message waits for those of others that are under way.
-const TOGETHER: Duration = Duration::from_millis(2);
 /// Rest after a lease that found nothing, as a multiple of the time that it took; the longest one.
 const REST: u32 = 4;
 const REST_MAX: Duration = Duration::from_millis(50);
@@ -92,13 +90,6 @@ struct LeaseFacts {
     payload_key: Option<PayloadKey>,
     /// Moment of the request for the lease, which is no later than its begin.
     asked_at: Instant,
-}
-
-/// A message after its attempt, with the name of its consumer.
-struct Attempted {
-    row: OutgoingRow,
-    labels: Labels,
-    sent: Sent,
 }
 
 impl PairTask {
@@ -429,37 +420,4 @@ impl PairTask {
             );
         }
     }
-}
-
-/// Returns the attempt that has ended and those that end within a moment, for one transaction. One
-/// that panicked is in the log, and its lease runs out.
-async fn gathered(
-    first: Result<Attempted, JoinError>,
-    under_way: &mut JoinSet<Attempted>,
-) -> Vec<Attempted> {
-    let mut ended: Vec<_> = first.into_iter().collect();
-    let until = Instant::now() + TOGETHER;
-    while let Ok(Some(next)) = timeout_at(until, under_way.join_next()).await {
-        ended.extend(next);
-    }
-    ended
-}
-
-/// Judges attempts by what the destination confirmed, and when. Returns the end of the task where
-/// the destination is away or asks for fewer.
-fn judge(ended: &mut [Attempted], confirmed_at: &mut Option<Instant>) -> Option<PairEnd> {
-    if ended.iter().any(|one| one.sent.is_confirmed()) {
-        *confirmed_at = Some(Instant::now());
-    }
-    // What is silent now was sent at most so long ago.
-    let confirms = confirmed_at.is_some_and(|at| at.elapsed() < OUTGOING_MAX);
-    for one in ended.iter_mut() {
-        one.sent = std::mem::replace(&mut one.sent, Sent::Unsent).judged(confirms);
-    }
-    if let Some(error) = ended.iter().find_map(|one| one.sent.is_away()) {
-        let error = error.to_owned();
-        return Some(PairEnd::Away { error, has_confirmed: confirmed_at.is_some() });
-    }
-    let (rest, error) = ended.iter().find_map(|one| one.sent.is_limited())?;
-    Some(PairEnd::Limited { error: error.to_owned(), rest })
 }
