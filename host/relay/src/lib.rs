@@ -4,10 +4,11 @@
 //! # A message
 //!
 //! A row of `oncebox.outgoing` becomes due. The relay hears of its tenant and destination from the
-//! host that committed it, or finds them (`database.rs`), leases the row (`oncebox.lease_outgoing`), commits, sends it (`kafka.rs`), and
-//! marks it (`oncebox.mark_outgoing`). A tenant and a destination together are a *pair*. Each pair
-//! is worked by a task of its own (`pair.rs`) with its own bounds and its own pauses, so that a
-//! dead destination delays no other.
+//! host that committed it, or finds them (`database.rs`), leases the row
+//! (`oncebox.lease_outgoing`), commits, sends it (`kafka.rs`), and marks it
+//! (`oncebox.mark_outgoing`). A tenant and a destination together are a *pair*. Each pair is worked
+//! by a task of its own (`pair.rs`) with its own bounds and its own pauses, so that a dead
+//! destination delays no other.
 //!
 //! A relay looks for what is unsent, and keeps no position. A transaction that began early and
 //! committed late is found like any other.

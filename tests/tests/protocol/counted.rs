@@ -161,8 +161,8 @@ async fn every_delivery_is_counted_once_with_its_outcome() {
     for _ in 0..2 {
         assert!(deliver(&host, &log).await.is_empty());
     }
-    // S0-009, S0-040, S1-079, S1-094: each outcome, by consumer. k1, l1, m1, n1, its two collisions, the
-    // one without an id, o1.
+    // S0-009, S0-040, S1-079, S1-094: each outcome, by consumer. k1, l1, m1, n1, its two collisions,
+    // the one without an id, o1.
     check(
         &telemetry,
         "oncebox_claims_total",
