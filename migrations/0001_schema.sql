@@ -13,7 +13,7 @@ CREATE TABLE oncebox.installation (
                           CONSTRAINT installation_only_one CHECK (only_one),
     installation_id       uuid NOT NULL,
     -- Whether this database holds tenants of another database's installation, and nothing else.
-    is_place              boolean NOT NULL
+    is_dedicated          boolean NOT NULL
 );
 
 -- Records the functions that `oncebox migrate` applied: the text of each, and the schema number of
@@ -1151,11 +1151,11 @@ CREATE TABLE oncebox.host_consumer (
     error                 text,
     at                    timestamptz NOT NULL DEFAULT now(),
     -- State of the consumer on this host, apart from its deployments.
-    run_state             text NOT NULL DEFAULT 'starting' CONSTRAINT host_consumer_run_state_known
-        CHECK (run_state IN ('starting', 'idle', 'running', 'stopped', 'failing')),
-    -- The consumer's `revision` that `run_state` belongs to.
-    run_revision          bigint NOT NULL DEFAULT 0,
-    run_error             text,
+    status                text NOT NULL DEFAULT 'starting' CONSTRAINT host_consumer_status_known
+        CHECK (status IN ('starting', 'idle', 'running', 'stopped', 'failing')),
+    -- The consumer's `revision` that `status` belongs to.
+    status_revision       bigint NOT NULL DEFAULT 0,
+    status_error          text,
     -- Circuit breakers that are not closed: [{"version_id": …, "state": …, …}].
     breakers              jsonb NOT NULL DEFAULT '[]',
     PRIMARY KEY (host_id, consumer_id)

@@ -15,7 +15,7 @@ use crate::{
     throughput::PAYLOAD_BYTES,
     variants::{
         Batch, Variant,
-        host::{CONSUMER, admin, policy},
+        host::{CONSUMER, control, policy},
     },
 };
 
@@ -161,17 +161,17 @@ async fn work(
 
 /// Creates another tenant with a consumer and waits until it has processed a part of its backlog.
 async fn flood(bench: &Bench, started: &Started, topic: &str) -> Result<Database> {
-    let admin = admin(&bench.servers, &started.database)?;
-    let tenant = admin.tenants().create("flood").await?;
-    let database = started.database.of_tenant(&admin, &tenant).await?;
+    let control = control(&bench.servers, &started.database)?;
+    let tenant = control.tenants().create("flood").await?;
+    let database = started.database.of_tenant(&control, &tenant).await?;
     let group = format!("{}-flood", started.group);
-    admin
+    control
         .consumers()
         .create(&tenant.name, CONSUMER, &policy(topic, &group, Batch::DEFAULT)?)
         .await?;
     let component = std::fs::read(bench.programs.component(&Variant::Component))
         .context("failed to read the component")?;
-    admin
+    control
         .versions()
         .deploy_compiled(
             &tenant.name,

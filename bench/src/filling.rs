@@ -258,7 +258,7 @@ mod tests {
         let old_rows = format!("SELECT count(*) FROM oncebox.{}", old.name);
         assert_eq!(fixture.number(old_rows).await, 500);
 
-        let retention = fixture.admin.retention();
+        let retention = fixture.control.retention();
         let database = retention.databases().await.expect("databases").remove(0);
         let report = retention.report(&database).await.expect("a report");
         let state = |period: &Period| {

@@ -20,7 +20,7 @@ use crate::{
     trend::slope,
     variants::{
         Batch, Variant,
-        host::{self, admin, policy},
+        host::{self, control, policy},
         pgbench,
     },
 };
@@ -181,16 +181,16 @@ impl Aged {
         let measured = policy(&topic, &group, Batch::DEFAULT)?;
         let consumer = host::create(&bench.servers, &bench.programs, &database, &measured).await?;
         let mut consumers = vec![consumer];
-        let admin = admin(&bench.servers, &database)?;
+        let control = control(&bench.servers, &database)?;
         for other in ["invoices", "shipments"] {
             let policy = policy(filling::TOPIC, &format!("{group}-{other}"), Batch::DEFAULT)?;
             let tenant = &bench.servers.tenant.name;
             // Half of the history is of the measured consumer.
-            let created = admin.consumers().create(tenant, other, &policy).await?;
+            let created = control.consumers().create(tenant, other, &policy).await?;
             consumers.extend([created.consumer_id, consumer]);
         }
         consumers.pop();
-        admin.pool.close().await;
+        control.pool.close().await;
         let mut connection = database.connect().await?;
         let mut periods = Vec::new();
         for back in 0..partitions {

@@ -29,7 +29,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{measure::Machine, run::Bench, variants::host::admin};
+use crate::{measure::Machine, run::Bench, variants::host::control};
 
 /// Load of the victim, messages a second, all partitions together.
 const RATE: f64 = 200.0;
@@ -128,7 +128,7 @@ pub async fn measure(
     seconds: f64,
 ) -> Result<Vec<Isolation>> {
     let database = bench.servers.database(true).await?;
-    let house = House::new(admin(&bench.servers, &database)?).await?;
+    let house = House::new(control(&bench.servers, &database)?).await?;
     let mut found: BTreeMap<usize, Vec<IsolationPair>> = BTreeMap::new();
     let deeds: Vec<_> = deeds().into_iter().filter(|deed| deed.name.contains(name)).collect();
     for round in 0..rounds {
@@ -147,7 +147,7 @@ pub async fn measure(
             found.entry(number).or_default().extend(quietest);
         }
     }
-    house.admin.pool.close().await;
+    house.control.pool.close().await;
     bench.servers.drop_database(database).await?;
     Ok(found
         .into_iter()
@@ -232,7 +232,7 @@ fn deeds() -> Vec<Deed> {
 
 /// The host and its tenants.
 struct House {
-    admin: Control,
+    control: Control,
     runtime: WasmRuntime,
     /// Component of the victim and of a polite neighbour.
     polite: Vec<u8>,
@@ -241,14 +241,14 @@ struct House {
 }
 
 impl House {
-    async fn new(admin: Control) -> Result<Self> {
+    async fn new(control: Control) -> Result<Self> {
         let runtime = WasmRuntime::new(RuntimeConfig::default())?;
-        let victim = admin.tenants().create("victim").await?;
-        admin.tenant_databases().apply_migration(&victim, "tables", TABLES).await?;
+        let victim = control.tenants().create("victim").await?;
+        control.tenant_databases().apply_migration(&victim, "tables", TABLES).await?;
         let mut neighbours = Vec::new();
         for number in 0..deeds().iter().map(|deed| deed.tenants).max().unwrap_or_default() {
-            let neighbour = admin.tenants().create(&format!("neighbour-{number}")).await?;
-            admin.tenant_databases().apply_migration(&neighbour, "tables", TABLES).await?;
+            let neighbour = control.tenants().create(&format!("neighbour-{number}")).await?;
+            control.tenant_databases().apply_migration(&neighbour, "tables", TABLES).await?;
             neighbours.push(neighbour);
         }
         let polite = component(
@@ -258,7 +258,7 @@ impl House {
             ],
             &End::Ok,
         );
-        Ok(Self { admin, runtime, polite, victim, neighbours })
+        Ok(Self { control, runtime, polite, victim, neighbours })
     }
 
     /// Measures both runs of a pair, in either order.
@@ -311,7 +311,7 @@ impl House {
         let policy =
             Policy::parse(&format!("{POLICY}\nlimits = {{ deadline_ms = {deadline_ms} }}"))?;
         let name = format!("c{:08x}", rand::random::<u32>());
-        let row = self.admin.consumers().create(&tenant.name, &name, &policy).await?;
+        let row = self.control.consumers().create(&tenant.name, &name, &policy).await?;
         let loaded = self.runtime.load(component).await?;
         let settings = HandlerSettings {
             version: 1,
@@ -323,7 +323,7 @@ impl House {
         let handler: Arc<dyn Handler> = Arc::new(self.runtime.handler(&loaded, settings));
         let handlers: Arc<dyn Handlers> = PlainHandlers::of(handler);
         let sessions = Sessions::of(
-            self.admin.tenant_databases().session_target(tenant)?,
+            self.control.tenant_databases().session_target(tenant)?,
             &SessionSettings::default(),
             budget.clone(),
         );

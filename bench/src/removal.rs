@@ -119,11 +119,11 @@ async fn filled(
     let database = bench.servers.database(true).await?;
     let own = policy(topic, group, Batch::DEFAULT)?;
     let consumer = host::create(&bench.servers, &bench.programs, &database, &own).await?;
-    let admin = host::admin(&bench.servers, &database)?;
+    let control = host::control(&bench.servers, &database)?;
     let other = policy(filling::TOPIC, &format!("{group}-other"), Batch::DEFAULT)?;
     let tenant = &bench.servers.tenant.name;
-    let other = admin.consumers().create(tenant, "invoices", &other).await?;
-    admin.pool.close().await;
+    let other = control.consumers().create(tenant, "invoices", &other).await?;
+    control.pool.close().await;
     database.execute(NOT_YET).await?;
 
     let mut connection = filling::begin(&bench.servers, &database).await?;

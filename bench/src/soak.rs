@@ -292,7 +292,7 @@ struct Operator {
 impl Operator {
     fn new(bench: &Bench, database: &Database, reached: Arc<AtomicUsize>) -> Result<Self> {
         Ok(Self {
-            control: host::admin(&bench.servers, database)?,
+            control: host::control(&bench.servers, database)?,
             tenant: bench.servers.tenant.name.clone(),
             database: database.clone(),
             reached,

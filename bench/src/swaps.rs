@@ -18,7 +18,7 @@ use crate::{
     throughput::PAYLOAD_BYTES,
     variants::{
         Batch, Variant,
-        host::{admin, deploy},
+        host::{control, deploy},
     },
 };
 
@@ -82,7 +82,7 @@ async fn run(bench: &mut Bench, partitions: i32, swaps: bool) -> Result<Gaps> {
 /// Deploys the component and its copy in turn, or only waits where `swaps` is false. Returns the
 /// moments, microseconds of the clock that the database reads too.
 async fn swap(bench: &Bench, started: &Started, swaps: bool) -> Result<Vec<f64>> {
-    let admin: Control = admin(&bench.servers, &started.database)?;
+    let control: Control = control(&bench.servers, &started.database)?;
     let component = std::fs::read(bench.programs.component(&Variant::Component))
         .context("failed to read the component")?;
     let copy = with_section(&component);
@@ -92,7 +92,7 @@ async fn swap(bench: &Bench, started: &Started, swaps: bool) -> Result<Vec<f64>>
     for number in 0..SWAPS {
         moments.push(now_us());
         if swaps {
-            deploy(&admin, &bench.servers, if number % 2 == 0 { &copy } else { &component })
+            deploy(&control, &bench.servers, if number % 2 == 0 { &copy } else { &component })
                 .await?;
         }
         sleep(PERIOD).await;

@@ -56,7 +56,7 @@ pub async fn hold(
     let name = format!("attacker-{}", consumer.row.consumer_id);
     let host = fixture.host_with(consumer, fixture.scripts(), &settings);
     records[0].payload = Some(format!("gate {name}").into_bytes());
-    let gate = fixture.control.gate(&name);
+    let gate = fixture.script.gate(&name);
     let host = tokio::spawn(async move {
         let mut partition = take(&host).await;
         drive(&mut partition, &records).await;

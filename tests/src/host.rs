@@ -222,7 +222,7 @@ impl Options {
 /// A database, a topic, a tenant, a consumer with its handler, and everything that was sent to it.
 pub struct HostFixture {
     /// What a person can do.
-    pub admin: Control,
+    pub control: Control,
     /// Connections of a superuser to the database of the tenant's inbox and tables, to look and to
     /// meddle.
     pub pool: PgPool,
@@ -264,8 +264,8 @@ impl HostFixture {
 
     /// One with options.
     pub async fn with(options: Options) -> Result<Self> {
-        let (admin, brokers) = servers(&options).await?;
-        let (database, host_pool) = migrated(&admin).await?;
+        let (postgres, brokers) = servers(&options).await?;
+        let (database, host_pool) = migrated(&postgres).await?;
         let connect: PgConnectOptions = database.url().parse()?;
         let (mut ways, mut host_url) = (Vec::new(), database.url().to_owned());
         if options.proxied {
@@ -273,7 +273,7 @@ impl HostFixture {
             (ways, host_url) = (vec![way], through);
         }
         let own = if options.own_database {
-            Some(migrated(options.own_postgres.as_deref().unwrap_or(&admin)).await?)
+            Some(migrated(options.own_postgres.as_deref().unwrap_or(&postgres)).await?)
         } else {
             None
         };
@@ -289,7 +289,7 @@ impl HostFixture {
         }
 
         let key = MasterKey::generate();
-        let admin = Control::new(connect, MasterKey::parse(&key)?, "test");
+        let control = Control::new(connect, MasterKey::parse(&key)?, "test");
         // The tenant's name is in the group's.
         let tenant = match &own {
             Some((own, _)) => {
@@ -299,16 +299,16 @@ impl HostFixture {
                     ways.push(way);
                     url = through;
                 }
-                admin
+                control
                     .tenants()
                     .create_dedicated(&format!("t-{unique}"), &DatabaseUrl::parse(&url)?)
                     .await?
             }
-            None => admin.tenants().create(&format!("t-{unique}")).await?,
+            None => control.tenants().create(&format!("t-{unique}")).await?,
         };
         let (own, pool) = own.map_or((None, host_pool), |(own, pool)| (Some(own), pool));
-        admin.tenant_databases().apply_migration(&tenant, "tables", SCHEMA).await?;
-        let consumer_id = admin
+        control.tenant_databases().apply_migration(&tenant, "tables", SCHEMA).await?;
+        let consumer_id = control
             .consumers()
             .create(&tenant.name, CONSUMER, &options.policy(&topic)?)
             .await?
@@ -320,7 +320,7 @@ impl HostFixture {
         if options.fills {
             pool.execute(sqlx::raw_sql(DISK)).await?;
         }
-        admin
+        control
             .versions()
             .deploy_compiled(
                 &tenant.name,
@@ -337,7 +337,7 @@ impl HostFixture {
         let (sent, failed, partitions) =
             (Mutex::default(), AtomicBool::new(false), AtomicI32::new(options.partitions));
         Ok(Self {
-            admin,
+            control,
             pool,
             tenant,
             consumer_id,
@@ -561,13 +561,13 @@ impl HostFixture {
         let topic = format!("{}.neighbour", self.topic);
         self.kafka().create_topic(&topic, 1, &[]).await?;
         let tenant =
-            self.admin.tenants().create(&format!("{}-neighbour", self.tenant.name)).await?;
-        self.admin.tenant_databases().apply_migration(&tenant, "tables", SCHEMA).await?;
-        self.admin
+            self.control.tenants().create(&format!("{}-neighbour", self.tenant.name)).await?;
+        self.control.tenant_databases().apply_migration(&tenant, "tables", SCHEMA).await?;
+        self.control
             .consumers()
             .create(&tenant.name, CONSUMER, &self.options.policy(&topic)?)
             .await?;
-        self.admin
+        self.control
             .versions()
             .deploy_compiled(
                 &tenant.name,
@@ -577,7 +577,7 @@ impl HostFixture {
             )
             .await?;
         let neighbour =
-            Neighbour { topic, tenant, admin: self.admin.clone(), producer: self.producer() };
+            Neighbour { topic, tenant, control: self.control.clone(), producer: self.producer() };
         neighbour.send(0, messages).await?;
         Ok(neighbour)
     }
@@ -819,7 +819,7 @@ impl HostFixture {
     /// Let hosts start the consumer again, as an operator would, where some of them were killed
     /// while they started it. Whether it was quarantined.
     pub async fn release_quarantined(&self) -> Result<bool> {
-        Ok(self.admin.consumers().release(&self.tenant.name, CONSUMER).await?)
+        Ok(self.control.consumers().release(&self.tenant.name, CONSUMER).await?)
     }
 
     /// Cut every connection of the tenant's sessions.
@@ -1067,7 +1067,7 @@ impl HostFixture {
 pub struct Neighbour {
     topic: String,
     tenant: Tenant,
-    admin: Control,
+    control: Control,
     producer: FutureProducer,
 }
 
@@ -1081,7 +1081,7 @@ impl Neighbour {
         );
         sqlx::query(AssertSqlSafe(accounts))
             .bind(load.accounts())
-            .execute(&self.admin.pool)
+            .execute(&self.control.pool)
             .await?;
         for message in &load.deliveries {
             let payload = message.payload();
@@ -1103,7 +1103,7 @@ impl Neighbour {
         let sql = format!("SELECT count(*) FROM {}.ledger_entry", self.tenant.schema_name);
         let effects = async || {
             let effects = sqlx::query_scalar::<_, i64>(AssertSqlSafe(sql.clone()));
-            effects.fetch_one(&self.admin.pool).await
+            effects.fetch_one(&self.control.pool).await
         };
         wait::until(
             DEADLINE,

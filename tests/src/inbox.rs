@@ -69,11 +69,11 @@ pub struct InboxFixture {
     /// The key, as a setting of another process has it.
     key_text: String,
     /// What a person can do.
-    pub admin: Control,
+    pub control: Control,
     /// Connections of a superuser, to look and to meddle.
     pub pool: PgPool,
     /// Gates and the record of runs, shared by all hosts.
-    pub control: Arc<ScriptControl>,
+    pub script: Arc<ScriptControl>,
     /// Whether the scripted handlers take the messages of a transaction together.
     batches: bool,
     /// Whether a transaction has time for all that is delivered together.
@@ -119,15 +119,15 @@ impl InboxFixture {
         pool.execute(AssertSqlSafe(revoke)).await.context("failed to close the database")?;
         let key_text = MasterKey::generate();
         let key = MasterKey::parse(&key_text)?;
-        let admin = Control::new(options.clone(), key.clone(), "test");
+        let control = Control::new(options.clone(), key.clone(), "test");
         Ok(Self {
             database,
             options,
             key,
             key_text,
-            admin,
+            control,
             pool,
-            control: Arc::default(),
+            script: Arc::default(),
             batches: false,
             unhurried: false,
             finished: AtomicBool::new(false),
@@ -136,8 +136,8 @@ impl InboxFixture {
 
     /// A tenant with its table of effects and whatever else `schema_sql` makes.
     pub async fn tenant(&self, name: &str, schema_sql: &str) -> Tenant {
-        let tenant = self.admin.tenants().create(name).await.expect("a tenant");
-        self.admin
+        let tenant = self.control.tenants().create(name).await.expect("a tenant");
+        self.control
             .tenant_databases()
             .apply_migration(&tenant, "tables", &format!("{EFFECT} {schema_sql}"))
             .await
@@ -148,8 +148,8 @@ impl InboxFixture {
     /// A tenant with the same table in a database of its own.
     pub async fn tenant_at(&self, name: &str, database: &TestDatabase, schema_sql: &str) -> Tenant {
         let url = DatabaseUrl::parse(database.url()).expect("a URL");
-        let tenant = self.admin.tenants().create_dedicated(name, &url).await.expect("a tenant");
-        self.admin
+        let tenant = self.control.tenants().create_dedicated(name, &url).await.expect("a tenant");
+        self.control
             .tenant_databases()
             .apply_migration(&tenant, "tables", &format!("{EFFECT} {schema_sql}"))
             .await
@@ -171,7 +171,7 @@ impl InboxFixture {
         let more = self.unhurried.then_some(unhurried);
         let policy = Policy::parse(&with_defaults(policy, more)).expect("the test's policy");
         let row =
-            self.admin.consumers().create(&tenant.name, name, &policy).await.expect("a consumer");
+            self.control.consumers().create(&tenant.name, name, &policy).await.expect("a consumer");
         TestConsumer { tenant: tenant.clone(), row, policy }
     }
 
@@ -194,7 +194,7 @@ impl InboxFixture {
         settings: &SessionSettings,
     ) -> Arc<ConsumerInbox> {
         let sessions = Sessions::of(
-            self.admin.tenant_databases().session_target(&consumer.tenant).expect("sessions"),
+            self.control.tenant_databases().session_target(&consumer.tenant).expect("sessions"),
             settings,
             Budget::new(16),
         );
@@ -219,9 +219,9 @@ impl InboxFixture {
         settings: &SessionSettings,
     ) -> Arc<ConsumerInbox> {
         let options = self.options.clone().host(&address.ip().to_string()).port(address.port());
-        let admin = Control::new(options, self.key.clone(), "test");
+        let control = Control::new(options, self.key.clone(), "test");
         let sessions = Sessions::of(
-            admin.tenant_databases().session_target(&consumer.tenant).expect("sessions"),
+            control.tenant_databases().session_target(&consumer.tenant).expect("sessions"),
             settings,
             Budget::new(32),
         );
@@ -240,7 +240,7 @@ impl InboxFixture {
     /// Handlers that do what the messages say, for every event type but `nobody`.
     pub fn scripts(&self) -> Arc<PlainHandlers> {
         let script = if self.batches { Script::batch_handler } else { Script::handler };
-        PlainHandlers::of(script(self.control.clone()))
+        PlainHandlers::of(script(self.script.clone()))
     }
 
     /// Options to connect as a tenant's guest role, as a host's sessions do.
@@ -261,7 +261,7 @@ impl InboxFixture {
     }
 
     fn credentials(&self, tenant: &Tenant) -> Credentials {
-        self.admin.tenant_databases().credentials(tenant).expect("credentials")
+        self.control.tenant_databases().credentials(tenant).expect("credentials")
     }
 
     /// The secret that host functions ask a tenant's session for.
@@ -423,10 +423,11 @@ impl InboxFixture {
         );
         self.check_rows().await;
         coverage::record_inboxes(&self.pool).await;
-        for consumer in self.admin.consumers().list().await.expect("consumers") {
-            let tenant = self.admin.tenants().get(&consumer.tenant).await.expect("a tenant");
+        for consumer in self.control.consumers().list().await.expect("consumers") {
+            let tenant = self.control.tenants().get(&consumer.tenant).await.expect("a tenant");
             let sql = ODD.replace("{schema}", &tenant.schema_name);
-            let place = self.admin.tenant_databases().get(&tenant).expect("the tenant's database");
+            let place =
+                self.control.tenant_databases().get(&tenant).expect("the tenant's database");
             let odd: Vec<(String, Option<String>, i64)> = sqlx::query_as(AssertSqlSafe(sql))
                 .bind(consumer.consumer_id)
                 .bind(&consumer.name)

@@ -106,13 +106,13 @@ pub fn batch_emitter(control: &Arc<ScriptControl>) -> Arc<dyn Handler> {
 
 /// Makes a host whose handler emits.
 pub fn emitting_host(fixture: &InboxFixture, consumer: &TestConsumer) -> Arc<ConsumerInbox> {
-    let handlers = PlainHandlers::of(emitter(&fixture.control));
+    let handlers = PlainHandlers::of(emitter(&fixture.script));
     fixture.host_with(consumer, handlers, &SessionSettings::default())
 }
 
 /// Makes a host whose handler emits for all messages of a transaction in one call.
 pub fn batch_emitting_host(fixture: &InboxFixture, consumer: &TestConsumer) -> Arc<ConsumerInbox> {
-    let handlers = PlainHandlers::of(batch_emitter(&fixture.control));
+    let handlers = PlainHandlers::of(batch_emitter(&fixture.script));
     fixture.host_with(consumer, handlers, &SessionSettings::default())
 }
 

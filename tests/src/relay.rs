@@ -22,7 +22,7 @@ use crate::inbox::InboxFixture;
 struct FixtureHost {
     pool: PgPool,
     /// Access to endpoints, with connections of its own.
-    admin: Control,
+    control: Control,
     /// Keys of the payload hashes, by tenant.
     payload_keys: HashMap<String, PayloadKey>,
 }
@@ -44,7 +44,7 @@ impl RelayHost for FixtureHost {
     }
 
     fn sender(&self) -> Option<Arc<Sender>> {
-        self.admin.sender()
+        self.control.sender()
     }
 
     fn endpoint<'a>(
@@ -53,7 +53,7 @@ impl RelayHost for FixtureHost {
         name: &'a str,
     ) -> BoxFuture<'a, Result<Option<RelayEndpoint>, InboxError>> {
         Box::pin(async move {
-            Ok(self.admin.endpoints().open(tenant_id, name).await?.map(relay_endpoint))
+            Ok(self.control.endpoints().open(tenant_id, name).await?.map(relay_endpoint))
         })
     }
 
@@ -104,8 +104,8 @@ impl TestRelay {
     /// Starts a relay for the tenants that there are by now.
     pub async fn start(fixture: &InboxFixture, owner: &str) -> Self {
         let mut payload_keys = HashMap::new();
-        for tenant in fixture.admin.tenants().list().await.expect("tenants") {
-            let credentials = fixture.admin.tenant_databases().credentials(&tenant);
+        for tenant in fixture.control.tenants().list().await.expect("tenants") {
+            let credentials = fixture.control.tenant_databases().credentials(&tenant);
             let key = credentials.expect("credentials").payload_key();
             payload_keys.insert(tenant.name, key);
         }
@@ -119,8 +119,8 @@ impl TestRelay {
             let _entered = runtime.enter();
             let options = fixture.superuser_options().application_name(owner);
             let pool = PgPoolOptions::new().max_connections(4).connect_lazy_with(options);
-            let admin = fixture.admin.for_requests();
-            let host = Arc::new(FixtureHost { pool, admin, payload_keys });
+            let control = fixture.control.for_requests();
+            let host = Arc::new(FixtureHost { pool, control, payload_keys });
             let relay = Relay::new(host, owner.to_owned());
             let task = runtime.spawn(relay.clone().run(stop.clone()));
             (relay, task)

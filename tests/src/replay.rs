@@ -19,9 +19,9 @@ pub async fn begin(
     filter: &ReplayFilter,
 ) -> ReplayJob {
     let (tenant, name) = (&consumer.row.tenant, &consumer.row.name);
-    let plan = fixture.admin.replays().plan(tenant, name, filter).await.expect("a plan");
+    let plan = fixture.control.replays().plan(tenant, name, filter).await.expect("a plan");
     let start = start_of(plan.token, plan.found);
-    fixture.admin.replays().start(tenant, name, &start).await.expect("a start")
+    fixture.control.replays().start(tenant, name, &start).await.expect("a start")
 }
 
 /// A start with all that any kind asks for.
@@ -44,7 +44,7 @@ pub async fn work_off(host: &ConsumerInbox) {
 /// A replay as it is now.
 pub async fn job(fixture: &InboxFixture, consumer: &TestConsumer, replay_id: i64) -> ReplayJob {
     let (tenant, name) = (&consumer.row.tenant, &consumer.row.name);
-    fixture.admin.replays().show(tenant, name, replay_id).await.expect("the replay").job
+    fixture.control.replays().show(tenant, name, replay_id).await.expect("the replay").job
 }
 
 /// Takes away what the messages did, as an operator who resets a projection: after a replay each

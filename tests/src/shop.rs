@@ -132,8 +132,8 @@ impl ShopFixture {
         let allowed =
             json!({ "destinations_allowed": [format!("kafka:{}.*", base.topic), "inbox:*"] });
         let allowed = allowed.as_object().context("an object")?;
-        base.admin.tenants().set_limits(&tenant, allowed).await?;
-        base.admin.tenant_databases().apply_migration(&base.tenant, "seen", SEEN).await?;
+        base.control.tenants().set_limits(&tenant, allowed).await?;
+        base.control.tenant_databases().apply_migration(&base.tenant, "seen", SEEN).await?;
         let publisher = Publisher::new(base.kafka().bootstrap())?;
         let (placed, stops) = (Vec::new(), BTreeSet::new());
         let shop = Self { base, events, last, late, dead, incoming, placed, stops, publisher };
@@ -166,7 +166,7 @@ impl ShopFixture {
         ];
         let tenant = &self.base.tenant.name;
         for (name, topic, handlers) in consumers {
-            self.base.admin.consumers().create(tenant, name, &policy(name, topic)?).await?;
+            self.base.control.consumers().create(tenant, name, &policy(name, topic)?).await?;
             for (event_type, steps) in handlers {
                 self.deploy_one(name, event_type, steps).await?;
             }
@@ -182,7 +182,7 @@ impl ShopFixture {
         let grants = if emits { vec!["emit".to_owned()] } else { Vec::new() };
         let new = NewDeployment { grants, ..NewDeployment::stable(event_type, &handler, "") };
         let (tenant, component) = (&self.base.tenant.name, component(&all, &End::Ok));
-        self.base.admin.versions().deploy_compiled(tenant, consumer, new, &component).await?;
+        self.base.control.versions().deploy_compiled(tenant, consumer, new, &component).await?;
         Ok(())
     }
 
@@ -254,7 +254,7 @@ impl ShopFixture {
     pub async fn keep_releasing(&self) -> Result<()> {
         loop {
             for consumer in CONSUMERS {
-                self.base.admin.consumers().release(&self.base.tenant.name, consumer).await?;
+                self.base.control.consumers().release(&self.base.tenant.name, consumer).await?;
             }
             sleep(Duration::from_millis(500)).await;
         }

@@ -35,16 +35,16 @@ pub(crate) struct NativeOptions {
 }
 
 pub(crate) async fn run(options: NativeOptions) -> Result<()> {
-    let admin = Control::new(
+    let control = Control::new(
         options.servers.database.parse()?,
         MasterKey::parse(&options.master_key)?,
         "bench",
     );
-    let tenant = admin.tenants().get(&options.tenant).await?;
-    let consumer = admin.consumers().get(&options.tenant, &options.consumer).await?;
+    let tenant = control.tenants().get(&options.tenant).await?;
+    let consumer = control.consumers().get(&options.tenant, &options.consumer).await?;
     let policy = consumer.policy()?;
     let sessions = Sessions::of(
-        admin.tenant_databases().session_target(&tenant)?,
+        control.tenant_databases().session_target(&tenant)?,
         &SessionSettings::default(),
         Budget::new(32),
     );

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{
     Setting,
-    host::{self, CONSUMER, admin, deploy_with, policy},
+    host::{self, CONSUMER, control, deploy_with, policy},
 };
 use crate::{
     sent::{SENT, sent_topic},
@@ -46,14 +46,14 @@ pub async fn create(
     policy: &Policy,
     topic: Option<&str>,
 ) -> Result<i32> {
-    let (admin, tenant) = (admin(servers, database)?, &servers.tenant.name);
+    let (control, tenant) = (control(servers, database)?, &servers.tenant.name);
     let limits = json!({ "destinations_allowed": [format!("kafka:{SENT}*")] });
     let limits = limits.as_object().context("limits are an object")?;
-    admin.tenants().set_limits(tenant, limits).await?;
-    let created = admin.consumers().create(tenant, CONSUMER, policy).await?;
+    control.tenants().set_limits(tenant, limits).await?;
+    let created = control.consumers().create(tenant, CONSUMER, policy).await?;
     let grants = topic.map(|_| "emit".to_owned()).into_iter().collect();
-    deploy_with(&admin, servers, &guest(topic), grants).await?;
-    admin.pool.close().await;
+    deploy_with(&control, servers, &guest(topic), grants).await?;
+    control.pool.close().await;
     Ok(created.consumer_id)
 }
 

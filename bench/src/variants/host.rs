@@ -19,8 +19,8 @@ pub(super) async fn command(
     rows: RowForm,
     component: &[u8],
 ) -> Result<Command> {
-    let admin = create_consumer(setting, batch, rows).await?;
-    deploy(&admin, setting.servers, component).await?;
+    let control = create_consumer(setting, batch, rows).await?;
+    deploy(&control, setting.servers, component).await?;
     program(setting.servers, setting.database, setting.programs, setting.log)
 }
 
@@ -54,31 +54,31 @@ pub(super) async fn create_consumer(
     batch: Batch,
     rows: RowForm,
 ) -> Result<Control> {
-    let admin = admin(setting.servers, setting.database)?;
+    let control = control(setting.servers, setting.database)?;
     let policy = Policy { inbox: rows, ..policy(setting.topic, setting.group, batch)? };
-    admin.consumers().create(&setting.servers.tenant.name, CONSUMER, &policy).await?;
-    Ok(admin)
+    control.consumers().create(&setting.servers.tenant.name, CONSUMER, &policy).await?;
+    Ok(control)
 }
 
 /// Returns the administration of a run's database.
-pub fn admin(servers: &Servers, database: &Database) -> Result<Control> {
+pub fn control(servers: &Servers, database: &Database) -> Result<Control> {
     Ok(Control::new(database.url.parse()?, MasterKey::parse(&servers.master_key)?, "bench"))
 }
 
 /// Makes a component live.
-pub async fn deploy(admin: &Control, servers: &Servers, component: &[u8]) -> Result<()> {
-    deploy_with(admin, servers, component, Vec::new()).await
+pub async fn deploy(control: &Control, servers: &Servers, component: &[u8]) -> Result<()> {
+    deploy_with(control, servers, component, Vec::new()).await
 }
 
 /// Makes a component live, with these grants.
 pub async fn deploy_with(
-    admin: &Control,
+    control: &Control,
     servers: &Servers,
     component: &[u8],
     grants: Vec<String>,
 ) -> Result<()> {
     let new = NewDeployment { grants, ..NewDeployment::stable("order.placed", "order", "") };
-    admin.versions().deploy_compiled(&servers.tenant.name, CONSUMER, new, component).await?;
+    control.versions().deploy_compiled(&servers.tenant.name, CONSUMER, new, component).await?;
     Ok(())
 }
 
@@ -93,17 +93,17 @@ pub async fn create(
     let component = programs.component(&Variant::Component);
     let component = std::fs::read(&component)
         .with_context(|| format!("failed to read `{}`", component.display()))?;
-    let admin = admin(servers, database)?;
-    let created = admin.consumers().create(&servers.tenant.name, CONSUMER, policy).await?;
-    deploy(&admin, servers, &component).await?;
-    admin.pool.close().await;
+    let control = control(servers, database)?;
+    let created = control.consumers().create(&servers.tenant.name, CONSUMER, policy).await?;
+    deploy(&control, servers, &component).await?;
+    control.pool.close().await;
     Ok(created.consumer_id)
 }
 
 /// Creates a consumer that no host runs, for claims that the benchmark makes itself.
 pub async fn create_claimant(servers: &Servers, database: &Database) -> Result<()> {
-    let admin = admin(servers, database)?;
-    admin
+    let control = control(servers, database)?;
+    control
         .consumers()
         .create(&servers.tenant.name, CONSUMER, &policy("orders", "orders", Batch::DEFAULT)?)
         .await?;

@@ -165,8 +165,8 @@ impl ArchivedMessageBody {
     responses((status = 200, body = ArchiveBody)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn show(caller: Caller, query: Query) -> Result<Json<ArchiveBody>, ApiError> {
     let filter = filter(None, query)?;
-    let mark = caller.admin.archive().mark().await?;
-    let files = caller.admin.archive().files(&filter).await?;
+    let mark = caller.control.archive().mark().await?;
+    let files = caller.control.archive().files(&filter).await?;
     Ok(Json(ArchiveBody {
         since: mark.as_ref().map(|mark| mark.set_at),
         location: mark.map(|mark| mark.location),
@@ -182,7 +182,7 @@ pub(crate) async fn show(caller: Caller, query: Query) -> Result<Json<ArchiveBod
     responses((status = 200, body = ArchiveEnded)), extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn end(caller: Caller, query: Query) -> Result<Json<ArchiveEnded>, ApiError> {
     query.end()?;
-    let mark = caller.admin.archive().end().await?;
+    let mark = caller.control.archive().end().await?;
     Ok(Json(ArchiveEnded { location: mark.map(|mark| mark.location) }))
 }
 
@@ -198,7 +198,7 @@ pub(crate) async fn forget(
 ) -> Result<Json<FilesForgotten>, ApiError> {
     let ForgetFiles { tenant, consumer, before } = which;
     let which = ForgottenFiles { tenant, consumer, before };
-    Ok(Json(FilesForgotten { files: caller.admin.archive().forget(&which).await? }))
+    Ok(Json(FilesForgotten { files: caller.control.archive().forget(&which).await? }))
 }
 
 /// List the archived files of a tenant, the newest first
@@ -214,7 +214,7 @@ pub(crate) async fn list(
     Path(tenant): Path<String>,
     query: Query,
 ) -> Result<Json<Vec<ArchivedFileBody>>, ApiError> {
-    let files = caller.admin.archive().files(&filter(Some(tenant), query)?).await?;
+    let files = caller.control.archive().files(&filter(Some(tenant), query)?).await?;
     Ok(Json(files.into_iter().map(Into::into).collect()))
 }
 
@@ -236,7 +236,7 @@ pub(crate) async fn find(
 ) -> Result<Json<Vec<ArchivedMessageBody>>, ApiError> {
     let (consumer, with_record) = (query.text("consumer")?, query.flag("payload")?);
     query.end()?;
-    let found = caller.admin.archive().find(&tenant, consumer.as_deref(), &message_id).await?;
+    let found = caller.control.archive().find(&tenant, consumer.as_deref(), &message_id).await?;
     let body = |found| ArchivedMessageBody::new(found, with_record);
     Ok(Json(found.into_iter().map(body).collect()))
 }

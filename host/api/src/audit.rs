@@ -52,7 +52,7 @@ pub(crate) async fn list(
 ) -> Result<Json<Vec<AuditEntryBody>>, ApiError> {
     let limit = query.limit()?;
     query.end()?;
-    Ok(Json(caller.admin.audit().list(None, limit).await?.into_iter().map(Into::into).collect()))
+    Ok(Json(caller.control.audit().list(None, limit).await?.into_iter().map(Into::into).collect()))
 }
 
 /// List the changes of a tenant, newest first
@@ -69,10 +69,10 @@ pub(crate) async fn list_of_tenant(
     query.end()?;
     // The log also keeps entries of deleted tenants. This refuses a name without a tenant, which
     // would look like an empty log.
-    caller.admin.tenants().get(&tenant).await?;
+    caller.control.tenants().get(&tenant).await?;
     Ok(Json(
         caller
-            .admin
+            .control
             .audit()
             .list(Some(&tenant), limit)
             .await?

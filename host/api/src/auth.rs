@@ -216,7 +216,7 @@ impl Gate {
         let is_deploying = access == Access::Role(Role::Deployer);
         let looks = matches!(access, Access::None | Access::Any | Access::Role(Role::Viewer));
         let Some(tenant) = of_path(params).filter(|_| !looks) else { return Ok(()) };
-        let detail = match self.api.admin().tenants().state(tenant).await? {
+        let detail = match self.api.control().tenants().state(tenant).await? {
             Some(TenantState::Suspended) if is_deploying || principal.tenant().is_some() => {
                 format!(
                     "tenant `{tenant}` is suspended, and only looked at; `oncebox tenant resume \
@@ -254,7 +254,7 @@ impl Gate {
                 create` on the host makes one",
             )
         })?;
-        match self.api.admin().tokens().authenticate(token).await? {
+        match self.api.control().tokens().authenticate(token).await? {
             Shown::Good(token) => Ok(Principal {
                 name: token.name,
                 role: token.role.into(),
@@ -341,7 +341,7 @@ struct Allowed(Principal);
 /// An authorized principal, and the functions of the inbox in its name.
 pub(crate) struct Caller {
     pub(crate) principal: Principal,
-    pub(crate) admin: Control,
+    pub(crate) control: Control,
 }
 
 impl FromRequestParts<Api> for Caller {
@@ -352,6 +352,6 @@ impl FromRequestParts<Api> for Caller {
         let Allowed(principal) = allowed.ok_or_else(|| {
             ApiError::new(Code::Forbidden, "nobody was asked whether this is allowed")
         })?;
-        Ok(Self { admin: api.admin().acting_as(principal.name()), principal })
+        Ok(Self { control: api.control().acting_as(principal.name()), principal })
     }
 }

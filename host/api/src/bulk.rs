@@ -142,6 +142,6 @@ async fn apply(
     };
     let bulk = oncebox_control::BulkAction { action, filter, message_ids, reason, as_of, limit };
     let oncebox_control::BulkResult { changed, left, as_of } =
-        caller.admin.messages().act_on_messages(tenant, consumer, &bulk).await?;
+        caller.control.messages().act_on_messages(tenant, consumer, &bulk).await?;
     Ok(Json(BulkResultBody { changed, left, as_of }))
 }

@@ -85,7 +85,7 @@ pub(crate) async fn deploy(
 ) -> Result<(StatusCode, Json<DeploymentBody>), ApiError> {
     let new = new.into_inbox(control::DeploymentRole::Stable, None, None);
     // Read before, and asked beside: no error of the warning is one of the deployment.
-    let row = caller.admin.consumers().get(&tenant, &consumer).await?;
+    let row = caller.control.consumers().get(&tenant, &consumer).await?;
     let policy = row.policy()?;
     let (deployed, warnings) = tokio::join!(
         caller.deploy(&tenant, &consumer, &new),
@@ -156,7 +156,7 @@ pub(crate) async fn roll_back(
     let NewRollback { event_type, event_versions, to, reason, redrive } = new;
     let slot = control::Slot { event_type, event_versions };
     let done = caller
-        .admin
+        .control
         .deployments()
         .roll_back(&tenant, &consumer, &slot, to.as_deref(), reason.as_deref(), redrive)
         .await?;
@@ -176,7 +176,7 @@ pub(crate) async fn set_percent(
     Body(new): Body<NewPercent>,
 ) -> Result<Json<DeploymentBody>, ApiError> {
     let changed = caller
-        .admin
+        .control
         .deployments()
         .set_percent(&tenant, &consumer, deployment_id, new.percent)
         .await?;
@@ -192,7 +192,7 @@ pub(crate) async fn promote(
     Path((tenant, consumer, deployment_id)): Path<(String, String, i64)>,
     Body(Promotion {}): Body<Promotion>,
 ) -> Result<Json<DeploymentBody>, ApiError> {
-    let promoted = caller.admin.deployments().promote(&tenant, &consumer, deployment_id).await?;
+    let promoted = caller.control.deployments().promote(&tenant, &consumer, deployment_id).await?;
     Ok(Json(caller.shown(&tenant, &consumer, promoted).await?))
 }
 
@@ -206,7 +206,7 @@ pub(crate) async fn end(
     Body(ending): Body<Ending>,
 ) -> Result<Json<DeploymentBody>, ApiError> {
     let ended = caller
-        .admin
+        .control
         .deployments()
         .end(&tenant, &consumer, deployment_id, ending.reason.as_deref())
         .await?;

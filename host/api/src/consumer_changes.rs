@@ -92,7 +92,7 @@ pub(crate) async fn set_policy(
     Body(new): Body<NewPolicy>,
 ) -> Result<Json<PolicyChangeBody>, ApiError> {
     let mut policy = parse(new.policy).await?;
-    let before = caller.admin.consumers().get(&tenant, &consumer).await?;
+    let before = caller.control.consumers().get(&tenant, &consumer).await?;
     check_tenants_policy(&caller, &tenant, &consumer, &mut policy, Some(&before)).await?;
     let known = before.policy().ok();
     if let Some(known) = &known {
@@ -104,7 +104,7 @@ pub(crate) async fn set_policy(
         None => Vec::new(),
     };
     let change =
-        caller.admin.consumers().set_policy(&tenant, &consumer, policy, new.accept).await?;
+        caller.control.consumers().set_policy(&tenant, &consumer, policy, new.accept).await?;
     let difference = |d: oncebox_control::PolicyDifference| PolicyDifferenceBody {
         key: d.key,
         before: d.before,
@@ -116,7 +116,7 @@ pub(crate) async fn set_policy(
         differences: change.differences.into_iter().map(difference).collect(),
         consequences: change.consequences.into_iter().map(consequence).collect(),
         is_made: change.is_made,
-        consumer: shown(&caller.admin, &tenant, &consumer).await?,
+        consumer: shown(&caller.control, &tenant, &consumer).await?,
         warnings,
     }))
 }
@@ -142,8 +142,8 @@ pub(crate) async fn pause(
     Path((tenant, consumer)): Path<(String, String)>,
     Body(NothingMore {}): Body<NothingMore>,
 ) -> Result<Json<ConsumerBody>, ApiError> {
-    caller.admin.consumers().pause(&tenant, &consumer).await?;
-    Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))
+    caller.control.consumers().pause(&tenant, &consumer).await?;
+    Ok(Json(shown(&caller.control, &tenant, &consumer).await?))
 }
 
 /// Resume a consumer
@@ -158,7 +158,7 @@ pub(crate) async fn resume(
     Path((tenant, consumer)): Path<(String, String)>,
     Body(NothingMore {}): Body<NothingMore>,
 ) -> Result<Json<ConsumerBody>, ApiError> {
-    let quarantine = caller.admin.consumers().get(&tenant, &consumer).await?.quarantine;
+    let quarantine = caller.control.consumers().get(&tenant, &consumer).await?.quarantine;
     if let Some(quarantine) = quarantine {
         if caller.principal.tenant().is_some() {
             let text = quarantine.text(&tenant, &consumer);
@@ -167,10 +167,10 @@ pub(crate) async fn resume(
                 format!("a token of a tenant cannot resume consumer `{tenant}/{consumer}`: {text}"),
             ));
         }
-        caller.admin.consumers().release(&tenant, &consumer).await?;
+        caller.control.consumers().release(&tenant, &consumer).await?;
     }
-    caller.admin.consumers().resume(&tenant, &consumer).await?;
-    Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))
+    caller.control.consumers().resume(&tenant, &consumer).await?;
+    Ok(Json(shown(&caller.control, &tenant, &consumer).await?))
 }
 
 /// Drain a consumer
@@ -185,8 +185,8 @@ pub(crate) async fn drain(
     Path((tenant, consumer)): Path<(String, String)>,
     Body(NothingMore {}): Body<NothingMore>,
 ) -> Result<Json<ConsumerBody>, ApiError> {
-    caller.admin.consumers().drain(&tenant, &consumer).await?;
-    Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))
+    caller.control.consumers().drain(&tenant, &consumer).await?;
+    Ok(Json(shown(&caller.control, &tenant, &consumer).await?))
 }
 
 /// Delete a consumer
@@ -204,12 +204,12 @@ pub(crate) async fn delete(
 ) -> Result<Json<ConsumerBody>, ApiError> {
     let confirmed = query.text("confirm")?;
     query.end()?;
-    let row = caller.admin.consumers().get(&tenant, &consumer).await?;
+    let row = caller.control.consumers().get(&tenant, &consumer).await?;
     if confirmed.as_deref() != Some(row.name.as_str()) {
         return Err(ApiError::invalid(
             "query parameter `confirm` must be the consumer's name: its inbox is deleted, for good",
         ));
     }
-    caller.admin.consumers().delete(&tenant, &consumer).await?;
-    Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))
+    caller.control.consumers().delete(&tenant, &consumer).await?;
+    Ok(Json(shown(&caller.control, &tenant, &consumer).await?))
 }

@@ -176,12 +176,12 @@ fn host_run(run: &oncebox_control::HostConsumerStatus) -> HostConsumerStatusBody
 
 /// Reads a consumer with the hosts' reports about it.
 pub(crate) async fn shown(
-    admin: &oncebox_control::Control,
+    control: &oncebox_control::Control,
     tenant: &str,
     name: &str,
 ) -> Result<ConsumerBody, ApiError> {
-    let consumer = admin.consumers().get(tenant, name).await?;
-    let runs = admin.hosts().statuses(Some(tenant), Some(name)).await?;
+    let consumer = control.consumers().get(tenant, name).await?;
+    let runs = control.hosts().statuses(Some(tenant), Some(name)).await?;
     Ok(ConsumerBody::new(consumer, &runs))
 }
 
@@ -203,10 +203,10 @@ pub(crate) async fn list(
     caller: Caller,
     Path(tenant): Path<String>,
 ) -> Result<Json<Vec<ConsumerBody>>, ApiError> {
-    let tenant = caller.admin.tenants().get(&tenant).await?.name;
+    let tenant = caller.control.tenants().get(&tenant).await?.name;
     let (all, runs) = (
-        caller.admin.consumers().list().await?,
-        caller.admin.hosts().statuses(Some(&tenant), None).await?,
+        caller.control.consumers().list().await?,
+        caller.control.hosts().statuses(Some(&tenant), None).await?,
     );
     let of_tenant = all.into_iter().filter(|consumer| consumer.tenant == tenant);
     Ok(Json(of_tenant.map(|consumer| ConsumerBody::new(consumer, &runs)).collect()))
@@ -238,11 +238,11 @@ pub(crate) async fn create(
     let HorizonCheck { raise, warnings } =
         horizon::check_new(&api, &caller, &tenant, &new.name, &mut policy).await?;
     let raise = raise.as_ref();
-    caller.admin.consumers().create_raised(&tenant, &new.name, &policy, raise).await?;
+    caller.control.consumers().create_raised(&tenant, &new.name, &policy, raise).await?;
     if let Some(raise) = raise {
         horizon::log_raise(&tenant, &new.name, raise);
     }
-    let shown = shown(&caller.admin, &tenant, &new.name).await?;
+    let shown = shown(&caller.control, &tenant, &new.name).await?;
     Ok((StatusCode::CREATED, Json(ConsumerBody { warnings, ..shown })))
 }
 
@@ -304,7 +304,7 @@ pub(crate) async fn check_tenants_policy(
                 `{own}`"
         ));
     }
-    let limits = caller.admin.tenants().get(tenant).await?.limits;
+    let limits = caller.control.tenants().get(tenant).await?.limits;
     if let Some(refusal) = memory_refusal(&limits, policy, before.as_ref()) {
         return forbidden(refusal);
     }
@@ -367,14 +367,14 @@ pub(crate) async fn show(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
 ) -> Result<Json<ConsumerBody>, ApiError> {
-    let row = caller.admin.consumers().get(&tenant, &consumer).await?;
-    let open_messages = Some(caller.admin.reconciliation().open_messages(&row).await?);
+    let row = caller.control.consumers().get(&tenant, &consumer).await?;
+    let open_messages = Some(caller.control.reconciliation().open_messages(&row).await?);
     let oncebox_control::Duplicates { refused, since, last_at } =
-        caller.admin.hosts().duplicates(row.consumer_id).await?;
+        caller.control.hosts().duplicates(row.consumer_id).await?;
     let duplicates = Some(DuplicatesBody { refused, since, last_at });
     Ok(Json(ConsumerBody {
         open_messages,
         duplicates,
-        ..shown(&caller.admin, &tenant, &consumer).await?
+        ..shown(&caller.control, &tenant, &consumer).await?
     }))
 }

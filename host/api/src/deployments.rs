@@ -274,7 +274,7 @@ impl Caller {
         consumer: &str,
         row: control::Deployment,
     ) -> Result<DeploymentBody, ApiError> {
-        let consumer = self.admin.consumers().get(tenant, consumer).await?;
+        let consumer = self.control.consumers().get(tenant, consumer).await?;
         Ok(DeploymentBody::of(row, &self.progress(consumer.consumer_id).await?))
     }
 
@@ -282,7 +282,7 @@ impl Caller {
         &self,
         consumer_id: i32,
     ) -> Result<Vec<HostProgressBody>, ApiError> {
-        Ok(self.admin.hosts().progress(consumer_id).await?.into_iter().map(Into::into).collect())
+        Ok(self.control.hosts().progress(consumer_id).await?.into_iter().map(Into::into).collect())
     }
 
     pub(crate) async fn deploy(
@@ -291,9 +291,9 @@ impl Caller {
         consumer: &str,
         new: &control::NewDeployment,
     ) -> Result<(StatusCode, Json<DeploymentBody>), ApiError> {
-        let made = self.admin.deployments().deploy(tenant, consumer, new).await?;
-        let consumer_id = self.admin.consumers().get(tenant, consumer).await?.consumer_id;
-        let warnings = self.admin.deployments().overlap_warnings(consumer_id, &made).await?;
+        let made = self.control.deployments().deploy(tenant, consumer, new).await?;
+        let consumer_id = self.control.consumers().get(tenant, consumer).await?.consumer_id;
+        let warnings = self.control.deployments().overlap_warnings(consumer_id, &made).await?;
         let shown = DeploymentBody { warnings, ..self.shown(tenant, consumer, made).await? };
         Ok((StatusCode::CREATED, Json(shown)))
     }
@@ -313,9 +313,9 @@ pub(crate) async fn list(
 ) -> Result<Json<Vec<DeploymentBody>>, ApiError> {
     let history = query.flag("history")?;
     query.end()?;
-    let consumer = caller.admin.consumers().get(&tenant, &consumer).await?;
+    let consumer = caller.control.consumers().get(&tenant, &consumer).await?;
     let hosts = caller.progress(consumer.consumer_id).await?;
-    let rows = caller.admin.deployments().list(consumer.consumer_id, history).await?;
+    let rows = caller.control.deployments().list(consumer.consumer_id, history).await?;
     // Hosts have no progress with an ended deployment.
     let shown = rows.into_iter().map(|row| {
         if row.ended_at.is_none() {
@@ -335,7 +335,7 @@ pub(crate) async fn show(
     caller: Caller,
     Path((tenant, consumer, deployment_id)): Path<(String, String, i64)>,
 ) -> Result<Json<DeploymentBody>, ApiError> {
-    let consumer = caller.admin.consumers().get(&tenant, &consumer).await?;
-    let row = caller.admin.deployments().get(consumer.consumer_id, deployment_id).await?;
+    let consumer = caller.control.consumers().get(&tenant, &consumer).await?;
+    let row = caller.control.deployments().get(consumer.consumer_id, deployment_id).await?;
     Ok(Json(DeploymentBody::of(row, &caller.progress(consumer.consumer_id).await?)))
 }

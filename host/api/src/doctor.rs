@@ -63,7 +63,7 @@ pub(crate) async fn show(
     State(api): State<Api>,
 ) -> Result<Json<DoctorReport>, ApiError> {
     let findings = caller
-        .admin
+        .control
         .doctor()
         .run(HostLimits { connections_max: api.limits().connections_max })
         .await?;

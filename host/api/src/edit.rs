@@ -57,10 +57,10 @@ pub(crate) async fn edit(
         }
     };
     caller
-        .admin
+        .control
         .messages()
         .edit_message(&tenant, &consumer, &message_id, &Edit { payload, reason, as_of })
         .await?;
-    let detail = caller.admin.messages().inbox_show(&tenant, &consumer, &message_id).await?;
+    let detail = caller.control.messages().inbox_show(&tenant, &consumer, &message_id).await?;
     Ok(Json(InboxDetailBody::new(detail, false)))
 }

@@ -308,7 +308,7 @@ pub(crate) async fn list(
     caller: Caller,
     Path(tenant): Path<String>,
 ) -> Result<Json<Vec<EndpointBody>>, ApiError> {
-    let endpoints = caller.admin.endpoints();
+    let endpoints = caller.control.endpoints();
     let (all, breakers) = (endpoints.list(&tenant).await?, endpoints.breakers(&tenant).await?);
     Ok(Json(all.into_iter().map(|endpoint| EndpointBody::new(endpoint, &breakers)).collect()))
 }
@@ -321,7 +321,7 @@ pub(crate) async fn show(
     caller: Caller,
     Path((tenant, endpoint)): Path<(String, String)>,
 ) -> Result<Json<EndpointBody>, ApiError> {
-    let endpoints = caller.admin.endpoints();
+    let endpoints = caller.control.endpoints();
     let found = endpoints.get(&tenant, &endpoint).await?;
     Ok(Json(EndpointBody::new(found, &endpoints.breakers(&tenant).await?)))
 }
@@ -345,7 +345,7 @@ pub(crate) async fn set(
     query.end()?;
     let new = new.settings(endpoint)?;
     let EndpointChange { endpoint, is_new, changed } =
-        caller.admin.endpoints().set(&tenant, &new, is_dry).await?;
+        caller.control.endpoints().set(&tenant, &new, is_dry).await?;
     let changed = changed.into_iter().map(str::to_owned).collect();
     Ok(Json(EndpointChangeBody { endpoint: EndpointBody::new(endpoint, &[]), is_new, changed }))
 }
@@ -360,7 +360,7 @@ pub(crate) async fn remove(
     caller: Caller,
     Path((tenant, endpoint)): Path<(String, String)>,
 ) -> Result<Json<EndpointBody>, ApiError> {
-    let removed = caller.admin.endpoints().remove(&tenant, &endpoint).await?;
+    let removed = caller.control.endpoints().remove(&tenant, &endpoint).await?;
     Ok(Json(EndpointBody::new(removed, &[])))
 }
 
@@ -387,7 +387,7 @@ pub(crate) async fn rotate(
             (SecretRotation::Begin(secret.clone()), Some(secret))
         }
     };
-    let rotated = caller.admin.endpoints().rotate(&tenant, &endpoint, &step).await?;
+    let rotated = caller.control.endpoints().rotate(&tenant, &endpoint, &step).await?;
     let endpoint = EndpointBody::new(rotated, &[]);
     Ok(Json(EndpointRotationBody { endpoint, signing_secret: made }))
 }
@@ -405,6 +405,6 @@ pub(crate) async fn test(
     extract::Json(Nothing {}): extract::Json<Nothing>,
 ) -> Result<Json<EndpointTestBody>, ApiError> {
     let EndpointTest { status, verdict, error, took_ms } =
-        caller.admin.endpoints().test(&tenant, &endpoint).await?;
+        caller.control.endpoints().test(&tenant, &endpoint).await?;
     Ok(Json(EndpointTestBody { status, verdict: verdict.to_owned(), error, took_ms }))
 }

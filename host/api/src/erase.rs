@@ -133,7 +133,7 @@ pub(crate) async fn erase(
     check_reason(&new.reason)?;
     let target = target(new.message_id, new.key, new.key_hex)?;
     let request = ErasureRequest { target, consumer: new.consumer, reason: new.reason };
-    Ok(Json(caller.admin.erasures().erase(&tenant, &request).await?.into()))
+    Ok(Json(caller.control.erasures().erase(&tenant, &request).await?.into()))
 }
 
 /// Returns what selects the messages: exactly one of the three.

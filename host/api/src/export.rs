@@ -56,7 +56,7 @@ pub(crate) async fn export(
     let (filter, with_record) = (filter(&mut query)?, query.flag("payload")?);
     query.end()?;
     let exported =
-        caller.admin.messages().inbox_export(&tenant, &consumer, &filter, with_record).await?;
+        caller.control.messages().inbox_export(&tenant, &consumer, &filter, with_record).await?;
     let wire = |e: oncebox_control::Exported| InboxExport {
         message: InboxDetailBody::new(e.detail, with_record),
         history: e.history.into_iter().map(Into::into).collect(),

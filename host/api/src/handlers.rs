@@ -34,5 +34,7 @@ pub(crate) async fn list(
     caller: Caller,
     Path(tenant): Path<String>,
 ) -> Result<Json<Vec<HandlerBody>>, ApiError> {
-    Ok(Json(caller.admin.versions().handlers(&tenant).await?.into_iter().map(Into::into).collect()))
+    Ok(Json(
+        caller.control.versions().handlers(&tenant).await?.into_iter().map(Into::into).collect(),
+    ))
 }

@@ -152,7 +152,7 @@ pub(crate) async fn show(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
 ) -> Result<Json<HorizonBody>, ApiError> {
-    let consumer = caller.admin.consumers().get(&tenant, &consumer).await?;
+    let consumer = caller.control.consumers().get(&tenant, &consumer).await?;
     let policy = consumer.policy()?;
     Ok(Json(HorizonBody::of(&proof_of(&api, &caller, &consumer, &policy).await?)))
 }
@@ -287,11 +287,11 @@ async fn facts(
     policy: &Policy,
 ) -> Result<MemoryFacts, ApiError> {
     let bytes_per_day = match policy.factors.budget_bytes {
-        Some(_) => storage::bytes_per_day(api, &caller.admin, tenant, consumer).await,
+        Some(_) => storage::bytes_per_day(api, &caller.control, tenant, consumer).await,
         None => None,
     };
     let retention_max = match caller.principal.tenant() {
-        Some(_) => caller.admin.tenants().get(tenant).await?.limits.retention_max,
+        Some(_) => caller.control.tenants().get(tenant).await?.limits.retention_max,
         None => None,
     };
     Ok(MemoryFacts { bytes_per_day, retention_max })

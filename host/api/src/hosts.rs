@@ -101,9 +101,9 @@ impl From<oncebox_control::HostProgress> for HostProgressBody {
 #[utoipa::path(get, path = "/v1/hosts", tag = "hosts", responses((status = 200, body = Vec<HostBody>)),
     extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<HostBody>>, ApiError> {
-    let runs = caller.admin.hosts().statuses(None, None).await?;
+    let runs = caller.control.hosts().statuses(None, None).await?;
     let names = caller
-        .admin
+        .control
         .reconciliation()
         .desired_states()
         .await?
@@ -112,7 +112,7 @@ pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<HostBody>>, ApiError
         .collect();
     Ok(Json(
         caller
-            .admin
+            .control
             .hosts()
             .list()
             .await?

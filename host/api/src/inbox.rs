@@ -260,9 +260,9 @@ pub(crate) async fn list(
     };
     query.end()?;
     // A misspelt name must not look like an empty inbox.
-    caller.admin.consumers().get(&tenant, &consumer).await?;
+    caller.control.consumers().get(&tenant, &consumer).await?;
     Ok(Json(
-        caller.admin.messages().inbox_list(&filter).await?.into_iter().map(Into::into).collect(),
+        caller.control.messages().inbox_list(&filter).await?.into_iter().map(Into::into).collect(),
     ))
 }
 
@@ -340,7 +340,7 @@ pub(crate) async fn backlog(
     query: Query,
 ) -> Result<Json<InboxStats>, ApiError> {
     query.end()?;
-    let (backlog, alerts) = caller.admin.messages().backlog(&tenant, &consumer).await?;
+    let (backlog, alerts) = caller.control.messages().backlog(&tenant, &consumer).await?;
     let alert = |a: oncebox_model::Alert| InboxAlert {
         alert: a.name.to_owned(),
         value: a.value,
@@ -409,7 +409,7 @@ pub(crate) async fn show(
 ) -> Result<Json<InboxDetailBody>, ApiError> {
     let with_record = query.flag("payload")?;
     query.end()?;
-    let detail = caller.admin.messages().inbox_show(&tenant, &consumer, &message_id).await?;
+    let detail = caller.control.messages().inbox_show(&tenant, &consumer, &message_id).await?;
     Ok(Json(InboxDetailBody::new(detail, with_record)))
 }
 
@@ -440,5 +440,7 @@ pub(crate) async fn history(
     query: Query,
 ) -> Result<Json<MessageHistoryBody>, ApiError> {
     query.end()?;
-    Ok(Json(caller.admin.messages().message_history(&tenant, &consumer, &message_id).await?.into()))
+    Ok(Json(
+        caller.control.messages().message_history(&tenant, &consumer, &message_id).await?.into(),
+    ))
 }

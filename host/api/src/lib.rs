@@ -115,7 +115,7 @@ impl Default for Limits {
 pub struct Api(Arc<Shared>);
 
 struct Shared {
-    admin: Control,
+    control: Control,
     components: Arc<dyn Components>,
     brokers: OnceLock<Arc<dyn Brokers>>,
     limits: Limits,
@@ -130,14 +130,14 @@ struct Shared {
 impl Api {
     /// Creates the API over a database.
     pub fn new(
-        admin: Control,
+        control: Control,
         components: Arc<dyn Components>,
         limits: Limits,
         mode: Mode,
     ) -> Self {
         let uploads = Semaphore::new(limits.uploads_max);
         Self(Arc::new(Shared {
-            admin,
+            control,
             components,
             brokers: OnceLock::new(),
             limits,
@@ -163,8 +163,8 @@ impl Api {
         self.0.tasks.wait().await;
     }
 
-    pub(crate) fn admin(&self) -> &Control {
-        &self.0.admin
+    pub(crate) fn control(&self) -> &Control {
+        &self.0.control
     }
 
     pub(crate) fn components(&self) -> &dyn Components {

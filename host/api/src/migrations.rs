@@ -50,10 +50,10 @@ pub(crate) async fn list(
     caller: Caller,
     Path(tenant): Path<String>,
 ) -> Result<Json<Vec<MigrationBody>>, ApiError> {
-    let tenant = caller.admin.tenants().get(&tenant).await?;
+    let tenant = caller.control.tenants().get(&tenant).await?;
     Ok(Json(
         caller
-            .admin
+            .control
             .tenant_databases()
             .migrations(&tenant.name)
             .await?
@@ -77,11 +77,11 @@ pub(crate) async fn apply(
     Path(tenant): Path<String>,
     extract::Json(new): extract::Json<NewMigrationBody>,
 ) -> Result<(StatusCode, Json<MigrationBody>), ApiError> {
-    let tenant = caller.admin.tenants().get(&tenant).await?;
+    let tenant = caller.control.tenants().get(&tenant).await?;
     let is_new =
-        caller.admin.tenant_databases().apply_migration(&tenant, &new.name, &new.sql).await?;
+        caller.control.tenant_databases().apply_migration(&tenant, &new.name, &new.sql).await?;
     let held = caller
-        .admin
+        .control
         .tenant_databases()
         .migrations(&tenant.name)
         .await?

@@ -201,7 +201,7 @@ pub(crate) async fn list(
     let after = query.parsed("after", "the position of an outgoing message")?;
     let limit = query.limit()?;
     query.end()?;
-    let rows = caller.admin.outgoing().list(&tenant, &filter, after, limit).await?;
+    let rows = caller.control.outgoing().list(&tenant, &filter, after, limit).await?;
     Ok(Json(rows.into_iter().map(Into::into).collect()))
 }
 
@@ -224,7 +224,7 @@ pub(crate) async fn show(
     let with_record = query.flag("payload")?;
     let (consumer, cause) = (query.text("consumer")?, query.text("cause")?);
     query.end()?;
-    let detail = caller.admin.outgoing().show(&tenant, &id, consumer, cause).await?;
+    let detail = caller.control.outgoing().show(&tenant, &id, consumer, cause).await?;
     Ok(Json(OutgoingDetailBody::new(detail, with_record)))
 }
 
@@ -244,7 +244,7 @@ pub(crate) async fn stats(
 ) -> Result<Json<Vec<OutgoingCountBody>>, ApiError> {
     let consumer = query.text("consumer")?;
     query.end()?;
-    let counts = caller.admin.outgoing().stats(&tenant, consumer.as_deref()).await?;
+    let counts = caller.control.outgoing().stats(&tenant, consumer.as_deref()).await?;
     Ok(Json(counts.into_iter().map(Into::into).collect()))
 }
 
@@ -303,7 +303,7 @@ async fn act(
     let status = status.map(known).transpose()?;
     let filter = OutgoingFilter { consumer, status, destination, cause, ids };
     let bulk = oncebox_control::OutgoingBulk { action, filter, reason, after, limit };
-    let done = caller.admin.outgoing().act(tenant, &bulk).await?;
+    let done = caller.control.outgoing().act(tenant, &bulk).await?;
     let oncebox_control::OutgoingBulkResult { changed, left, after } = done;
     Ok(Json(OutgoingBulkResultBody { changed, left, after }))
 }

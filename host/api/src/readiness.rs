@@ -170,11 +170,11 @@ pub(crate) async fn show(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
 ) -> Result<Json<ReadinessBody>, ApiError> {
-    let row = caller.admin.consumers().get(&tenant, &consumer).await?;
+    let row = caller.control.consumers().get(&tenant, &consumer).await?;
     let policy = row.policy()?;
-    let scan = scanned(&api, &caller.admin, &row, &policy).await?;
+    let scan = scanned(&api, &caller.control, &row, &policy).await?;
     let horizon = horizon::proof_of(&api, &caller, &row, &policy).await?;
-    let facts = caller.admin.consumers().readiness_facts(&row).await?;
+    let facts = caller.control.consumers().readiness_facts(&row).await?;
     let input = ReadinessInput { policy: &policy, horizon: &horizon, facts: &facts, scan: &scan };
     let parts = input.answers();
     let worst = parts.iter().map(ReadinessPart::answer).max().unwrap_or(FactAnswer::NotKnown);
@@ -190,16 +190,16 @@ pub(crate) async fn show(
 /// without the request.
 async fn scanned(
     api: &Api,
-    admin: &Control,
+    control: &Control,
     row: &Consumer,
     policy: &Policy,
 ) -> Result<SharedScan, ScanError> {
     let last = api.inbox_scans().of(row.consumer_id);
     let turns = api.inbox_scans().turns();
-    let (admin, row, policy) = (admin.clone(), row.clone(), policy.clone());
+    let (control, row, policy) = (control.clone(), row.clone(), policy.clone());
     let scanning = api.tasks().spawn(async move {
         let revision = row.revision;
-        let scan = async { admin.consumers().scan_inbox(&row, &policy).await };
+        let scan = async { control.consumers().scan_inbox(&row, &policy).await };
         last.fresh(&turns, revision, scan).await
     });
     ScanTurns::answer(scanning, api.limits().request_timeout).await

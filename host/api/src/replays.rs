@@ -230,7 +230,7 @@ pub(crate) async fn plan(
     Path((tenant, consumer)): Path<(String, String)>,
     Body(new): Body<NewReplayPlan>,
 ) -> Result<Json<ReplayPlanBody>, ApiError> {
-    let plan = caller.admin.replays().plan(&tenant, &consumer, &new.filter.into()).await?;
+    let plan = caller.control.replays().plan(&tenant, &consumer, &new.filter.into()).await?;
     Ok(Json(ReplayPlanBody {
         replay_id: plan.replay_id,
         token: plan.token,
@@ -263,7 +263,7 @@ pub(crate) async fn start(
     let NewReplay { token, reason, confirm, reset_done, effects_suppressed } = new;
     check_reason(&reason)?;
     let start = ReplayStart { token, reason, confirm, reset_done, effects_suppressed };
-    Ok(Json(caller.admin.replays().start(&tenant, &consumer, &start).await?.into()))
+    Ok(Json(caller.control.replays().start(&tenant, &consumer, &start).await?.into()))
 }
 
 /// List replays, newest first
@@ -279,7 +279,7 @@ pub(crate) async fn list(
 ) -> Result<Json<Vec<ReplayBody>>, ApiError> {
     let consumer = query.text("consumer")?;
     query.end()?;
-    let jobs = caller.admin.replays().list(&tenant, consumer.as_deref()).await?;
+    let jobs = caller.control.replays().list(&tenant, consumer.as_deref()).await?;
     Ok(Json(jobs.into_iter().map(Into::into).collect()))
 }
 
@@ -293,7 +293,7 @@ pub(crate) async fn show(
     caller: Caller,
     Path((tenant, consumer, replay_id)): Path<(String, String, i64)>,
 ) -> Result<Json<ReplayDetailBody>, ApiError> {
-    let detail = caller.admin.replays().show(&tenant, &consumer, replay_id).await?;
+    let detail = caller.control.replays().show(&tenant, &consumer, replay_id).await?;
     let failure = |failure: oncebox_control::ReplayFailure| ReplayFailureBody {
         message_id: failure.message_id,
         at: failure.at,
@@ -360,6 +360,6 @@ async fn act(
     (tenant, consumer, replay_id): (String, String, i64),
     action: ReplayAction,
 ) -> Result<Json<ReplayBody>, ApiError> {
-    let job = caller.admin.replays().act(&tenant, &consumer, replay_id, action).await?;
+    let job = caller.control.replays().act(&tenant, &consumer, replay_id, action).await?;
     Ok(Json(job.into()))
 }

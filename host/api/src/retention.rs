@@ -281,7 +281,7 @@ pub(crate) async fn show(
     caller: Caller,
     State(api): State<Api>,
 ) -> Result<Json<RetentionBody>, ApiError> {
-    let databases = databases(&caller.admin).await?;
+    let databases = databases(&caller.control).await?;
     let run = api.retention_runs().newest().clone();
     Ok(Json(RetentionBody { run, databases }))
 }
@@ -297,44 +297,44 @@ pub(crate) async fn run(
     State(api): State<Api>,
     extract::Json(Nothing {}): extract::Json<Nothing>,
 ) -> Result<(StatusCode, Json<RetentionBegunBody>), ApiError> {
-    let due = due(databases(&caller.admin).await?);
-    let began_at = caller.admin.now().await?;
+    let due = due(databases(&caller.control).await?);
+    let began_at = caller.control.now().await?;
     let (run, is_begun) = api.retention_runs().begin(caller.principal.name(), began_at);
     if is_begun {
         let names: Vec<_> = due.iter().map(|due| due.partition.name.clone()).collect();
-        if let Err(error) = caller.admin.retention().record_run(&names).await {
+        if let Err(error) = caller.control.retention().record_run(&names).await {
             api.retention_runs().end(began_at, 0, Vec::new());
             return Err(error.into());
         }
-        api.tasks().spawn(carry_out(api.clone(), caller.admin));
+        api.tasks().spawn(carry_out(api.clone(), caller.control));
     }
     Ok((StatusCode::ACCEPTED, Json(RetentionBegunBody { is_begun, run, due })))
 }
 
 /// Carries out a run that was begun.
-async fn carry_out(api: Api, admin: Control) {
-    let messages = admin.retention().run_all(OtherProcess::Await(OTHER_MAX)).await;
-    let outgoing = admin.retention().remove_outgoing(api.limits().outgoing_days).await;
+async fn carry_out(api: Api, control: Control) {
+    let messages = control.retention().run_all(OtherProcess::Await(OTHER_MAX)).await;
+    let outgoing = control.retention().remove_outgoing(api.limits().outgoing_days).await;
     // The host's clock stands in for that of a database that is away.
-    let ended_at = admin.now().await.unwrap_or_else(|_| Utc::now());
+    let ended_at = control.now().await.unwrap_or_else(|_| Utc::now());
     let failed = messages.failed.into_iter().chain(outgoing.failed).map(Into::into).collect();
     api.retention_runs().end(ended_at, messages.removed + outgoing.removed, failed);
 }
 
 /// Reads every database with an inbox, in the order of the list.
-async fn databases(admin: &Control) -> Result<Vec<RetentionDatabaseBody>, InboxError> {
+async fn databases(control: &Control) -> Result<Vec<RetentionDatabaseBody>, InboxError> {
     let read = |database| {
-        let admin = admin.clone();
-        async move { body(&admin, database).await }
+        let control = control.clone();
+        async move { body(&control, database).await }
     };
-    let reads: Vec<_> = admin.retention().databases().await?.into_iter().map(read).collect();
+    let reads: Vec<_> = control.retention().databases().await?.into_iter().map(read).collect();
     Ok(futures::stream::iter(reads).buffered(AT_ONCE).collect().await)
 }
 
-async fn body(admin: &Control, database: InboxDatabase) -> RetentionDatabaseBody {
+async fn body(control: &Control, database: InboxDatabase) -> RetentionDatabaseBody {
     let answer = async {
-        let report = admin.retention().report(&database).await?;
-        Ok::<_, InboxError>((report, admin.retention().forgotten(&database).await?))
+        let report = control.retention().report(&database).await?;
+        Ok::<_, InboxError>((report, control.retention().forgotten(&database).await?))
     };
     let nothing = |error: String| RetentionDatabaseBody {
         tenant: database.tenant.clone(),

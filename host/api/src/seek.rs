@@ -124,10 +124,10 @@ pub(crate) async fn seek(
 ) -> Result<Json<SeekPlan>, ApiError> {
     let accept = new.accept;
     let to = wanted(new)?;
-    let row = caller.admin.consumers().get(&tenant, &consumer).await?;
+    let row = caller.control.consumers().get(&tenant, &consumer).await?;
     let policy = row.policy()?;
     check_named(&caller, &tenant, &policy, &to).await?;
-    let horizon = horizon(&caller.admin, &policy).await?;
+    let horizon = horizon(&caller.control, &policy).await?;
     let brokers = api.brokers().ok_or_else(|| {
         ApiError::new(
             Code::Unavailable,
@@ -168,13 +168,13 @@ pub(crate) async fn seek(
             })
             .collect();
         let details = serde_json::json!({ "read_again": read_again, "run_again": run_again, "skipped": skipped });
-        caller.admin.consumers().begin_seek(&tenant, &consumer, offsets, details).await?;
+        caller.control.consumers().begin_seek(&tenant, &consumer, offsets, details).await?;
     }
     let mut consequences = consequences(&policy, horizon, read_again, run_again, skipped);
     if read_again > 0 {
         consequences.extend(horizon::warnings_of(&api, &caller, &row, &policy).await);
     }
-    let consumer = shown(&caller.admin, &tenant, &consumer).await?;
+    let consumer = shown(&caller.control, &tenant, &consumer).await?;
     Ok(Json(SeekPlan {
         partitions,
         read_again,
@@ -199,7 +199,7 @@ async fn check_named(
     if caller.principal.tenant().is_none() {
         return Ok(());
     }
-    let limits = caller.admin.tenants().get(tenant).await?.limits;
+    let limits = caller.control.tenants().get(tenant).await?.limits;
     let mut named = named.iter().filter_map(|to| to.topic.as_ref());
     match named.find(|topic| !policy.topics.contains(topic) && !limits.allows_topic(tenant, topic))
     {
@@ -216,8 +216,8 @@ pub(crate) async fn cancel(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
 ) -> Result<Json<ConsumerBody>, ApiError> {
-    caller.admin.consumers().cancel_seek(&tenant, &consumer).await?;
-    Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))
+    caller.control.consumers().cancel_seek(&tenant, &consumer).await?;
+    Ok(Json(shown(&caller.control, &tenant, &consumer).await?))
 }
 
 fn wanted(new: NewSeek) -> Result<SeekTo, ApiError> {
@@ -237,10 +237,10 @@ fn wanted(new: NewSeek) -> Result<SeekTo, ApiError> {
 }
 
 /// Returns the time before which the inbox may have forgotten messages, by the database's clock.
-async fn horizon(admin: &Control, policy: &Policy) -> Result<Option<DateTime<Utc>>, ApiError> {
+async fn horizon(control: &Control, policy: &Policy) -> Result<Option<DateTime<Utc>>, ApiError> {
     match policy.retention.days() {
         Some(days) if policy.dedup == Dedup::Inbox => {
-            Ok(Some(admin.now().await? - chrono::Duration::days(days)))
+            Ok(Some(control.now().await? - chrono::Duration::days(days)))
         }
         _ => Ok(None),
     }

@@ -155,8 +155,8 @@ pub(crate) async fn differences(
     caller: Caller,
     Path((tenant, consumer, deployment_id)): Path<(String, String, i64)>,
 ) -> Result<Json<ShadowReportBody>, ApiError> {
-    let consumer = caller.admin.consumers().get(&tenant, &consumer).await?;
+    let consumer = caller.control.consumers().get(&tenant, &consumer).await?;
     // The deployment must be one of this consumer's.
-    caller.admin.deployments().get(consumer.consumer_id, deployment_id).await?;
-    Ok(Json(caller.admin.shadows().report(deployment_id).await?.into()))
+    caller.control.deployments().get(consumer.consumer_id, deployment_id).await?;
+    Ok(Json(caller.control.shadows().report(deployment_id).await?.into()))
 }

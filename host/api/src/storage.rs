@@ -206,7 +206,7 @@ impl StorageReports {
 
 impl LastReport {
     /// Returns the measurement, a new one where it is not fresh.
-    async fn fresh(&self, admin: &Control, database: &InboxDatabase) -> Measurement {
+    async fn fresh(&self, control: &Control, database: &InboxDatabase) -> Measurement {
         let mut last = self.0.lock().await;
         if let Some((at, measurement)) = &*last {
             let fresh = if measurement.is_ok() { FRESH } else { FRESH_FAILURE };
@@ -214,7 +214,7 @@ impl LastReport {
                 return measurement.clone();
             }
         }
-        let measurement = admin.storage().report(database).await.map(Arc::new).map_err(Arc::new);
+        let measurement = control.storage().report(database).await.map(Arc::new).map_err(Arc::new);
         *last = Some((Instant::now(), measurement.clone()));
         measurement
     }
@@ -229,13 +229,13 @@ pub(crate) async fn show(
     caller: Caller,
     State(api): State<Api>,
 ) -> Result<Json<StorageBody>, ApiError> {
-    let tenants = caller.admin.tenants().list().await?;
+    let tenants = caller.control.tenants().list().await?;
     let budgets: HashMap<_, _> = tenants.into_iter().map(budget).collect();
     let read = |database: InboxDatabase| {
-        let (api, admin) = (api.clone(), caller.admin.clone());
-        async move { (database.tenant.clone(), measured(&api, admin, database).await) }
+        let (api, control) = (api.clone(), caller.control.clone());
+        async move { (database.tenant.clone(), measured(&api, control, database).await) }
     };
-    let databases = caller.admin.retention().databases().await?;
+    let databases = caller.control.retention().databases().await?;
     let reads: Vec<_> = databases.into_iter().map(read).collect();
     let reports: Vec<_> = futures::stream::iter(reads).buffered(AT_ONCE).collect().await;
     let mut body = StorageBody { tenants: Vec::new(), databases: Vec::new() };
@@ -263,9 +263,9 @@ pub(crate) async fn show_of_tenant(
     State(api): State<Api>,
     Path(tenant): Path<String>,
 ) -> Result<Json<TenantStorageBody>, ApiError> {
-    let tenant = caller.admin.tenants().get(&tenant).await?;
-    let database = caller.admin.storage().database_of(&tenant)?;
-    let report = measured(&api, caller.admin, database).await?;
+    let tenant = caller.control.tenants().get(&tenant).await?;
+    let database = caller.control.storage().database_of(&tenant)?;
+    let report = measured(&api, caller.control, database).await?;
     let found = report.tenants.iter().find(|storage| storage.tenant == tenant.name).cloned();
     let storage = found.unwrap_or_else(|| TenantStorage::empty(&tenant.name));
     let budget = tenant.limits.storage_budget_bytes;
@@ -275,13 +275,13 @@ pub(crate) async fn show_of_tenant(
 /// Returns the bytes a day that a consumer's messages add; none where that is not known now.
 pub(crate) async fn bytes_per_day(
     api: &Api,
-    admin: &Control,
+    control: &Control,
     tenant: &str,
     consumer: &str,
 ) -> Option<u64> {
-    let row = admin.tenants().get(tenant).await.ok()?;
-    let database = admin.storage().database_of(&row).ok()?;
-    let report = measured(api, admin.clone(), database).await.ok()?;
+    let row = control.tenants().get(tenant).await.ok()?;
+    let database = control.storage().database_of(&row).ok()?;
+    let report = measured(api, control.clone(), database).await.ok()?;
     let storage = report.tenants.iter().find(|storage| storage.tenant == tenant)?;
     let found = storage.consumers.iter().find(|storage| storage.consumer == consumer)?;
     u64::try_from(found.bytes_per_day).ok()
@@ -291,11 +291,11 @@ pub(crate) async fn bytes_per_day(
 /// without the request.
 async fn measured(
     api: &Api,
-    admin: Control,
+    control: Control,
     database: InboxDatabase,
 ) -> Result<Arc<StorageReport>, MeasureError> {
     let last = api.storage_reports().of(&database);
-    let measuring = api.tasks().spawn(async move { last.fresh(&admin, &database).await });
+    let measuring = api.tasks().spawn(async move { last.fresh(&control, &database).await });
     match tokio::time::timeout(ANSWER_MAX, measuring).await {
         Ok(Ok(report)) => report.map_err(MeasureError::Inbox),
         Ok(Err(error)) => Err(MeasureError::Task(error)),

@@ -72,7 +72,7 @@ pub(crate) async fn list(
     caller: Caller,
     Path(tenant): Path<String>,
 ) -> Result<Json<Vec<StoreBody>>, ApiError> {
-    let stores = caller.admin.tenant_stores().list(&tenant).await?;
+    let stores = caller.control.tenant_stores().list(&tenant).await?;
     Ok(Json(stores.into_iter().map(Into::into).collect()))
 }
 
@@ -90,7 +90,7 @@ pub(crate) async fn set(
 ) -> Result<Json<StoreBody>, ApiError> {
     let NewStore { bucket, prefix, access_key_id, secret_access_key } = new;
     let new = NewTenantStore { store, bucket, prefix, access_key_id, secret_access_key };
-    Ok(Json(caller.admin.tenant_stores().set(&tenant, &new).await?.into()))
+    Ok(Json(caller.control.tenant_stores().set(&tenant, &new).await?.into()))
 }
 
 /// Take the tenant's access to a store away, with its key
@@ -103,5 +103,5 @@ pub(crate) async fn delete(
     caller: Caller,
     Path((tenant, store)): Path<(String, String)>,
 ) -> Result<Json<StoreBody>, ApiError> {
-    Ok(Json(caller.admin.tenant_stores().delete(&tenant, &store).await?.into()))
+    Ok(Json(caller.control.tenant_stores().delete(&tenant, &store).await?.into()))
 }

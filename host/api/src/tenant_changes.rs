@@ -132,7 +132,7 @@ pub(crate) async fn suspend(
     Path(tenant): Path<String>,
     extract::Json(Nothing {}): extract::Json<Nothing>,
 ) -> Result<Json<TenantBody>, ApiError> {
-    Ok(Json(caller.admin.tenants().suspend(&tenant).await?.into()))
+    Ok(Json(caller.control.tenants().suspend(&tenant).await?.into()))
 }
 
 /// Resume a suspended tenant: its consumers continue where they stopped
@@ -143,7 +143,7 @@ pub(crate) async fn resume(
     Path(tenant): Path<String>,
     extract::Json(Nothing {}): extract::Json<Nothing>,
 ) -> Result<Json<TenantBody>, ApiError> {
-    Ok(Json(caller.admin.tenants().resume(&tenant).await?.into()))
+    Ok(Json(caller.control.tenants().resume(&tenant).await?.into()))
 }
 
 /// Change the limits of a tenant
@@ -156,7 +156,7 @@ pub(crate) async fn limit(
     Path(tenant): Path<String>,
     extract::Json(changes): extract::Json<Map<String, Value>>,
 ) -> Result<Json<TenantBody>, ApiError> {
-    Ok(Json(caller.admin.tenants().set_limits(&tenant, &changes).await?.into()))
+    Ok(Json(caller.control.tenants().set_limits(&tenant, &changes).await?.into()))
 }
 
 /// Give a tenant new passwords and a new secret
@@ -170,7 +170,7 @@ pub(crate) async fn rotate(
     Path(tenant): Path<String>,
     extract::Json(Nothing {}): extract::Json<Nothing>,
 ) -> Result<Json<TenantBody>, ApiError> {
-    Ok(Json(caller.admin.tenants().rotate_credentials(&tenant).await?.into()))
+    Ok(Json(caller.control.tenants().rotate_credentials(&tenant).await?.into()))
 }
 
 /// Delete a tenant with its tables and its messages, for good
@@ -186,7 +186,7 @@ pub(crate) async fn delete(
     Path(tenant): Path<String>,
     extract::Json(TenantDeletion { confirm }): extract::Json<TenantDeletion>,
 ) -> Result<Json<TenantRemovalBody>, ApiError> {
-    caller.admin.tenants().get(&tenant).await?;
+    caller.control.tenants().get(&tenant).await?;
     if confirm != tenant {
         let detail = format!(
             "`confirm` is `{confirm}`; it must be the tenant's name, since everything of \
@@ -194,12 +194,12 @@ pub(crate) async fn delete(
         );
         return Err(ApiError::invalid(detail));
     }
-    let row = caller.admin.tenants().delete(&tenant).await?;
-    let admin = caller.admin.clone();
+    let row = caller.control.tenants().delete(&tenant).await?;
+    let control = caller.control.clone();
     let removing = api.tasks().spawn({
         let row = row.clone();
         async move {
-            admin.tenants().remove(&row).await.inspect_err(
+            control.tenants().remove(&row).await.inspect_err(
                 |error| tracing::warn!(tenant = row.name, %error, "tenant deletion not finished"),
             )
         }
@@ -214,15 +214,15 @@ pub(crate) async fn delete(
             )
         })??;
     }
-    Ok(Json(how_far(&caller.admin, &row).await?))
+    Ok(Json(how_far(&caller.control, &row).await?))
 }
 
 async fn how_far(
-    admin: &Control,
+    control: &Control,
     row: &oncebox_control::Tenant,
 ) -> Result<TenantRemovalBody, ApiError> {
     let tenant = row.name.clone();
-    if !admin.tenants().list().await?.iter().any(|other| other.tenant_id == row.tenant_id) {
+    if !control.tenants().list().await?.iter().any(|other| other.tenant_id == row.tenant_id) {
         return Ok(TenantRemovalBody {
             tenant,
             is_done: true,
@@ -232,6 +232,6 @@ async fn how_far(
         });
     }
     let oncebox_control::TenantRemoval { waiting_for, objects, messages } =
-        admin.tenants().removal(row).await?;
+        control.tenants().removal(row).await?;
     Ok(TenantRemovalBody { tenant, is_done: false, waiting_for, objects, messages })
 }

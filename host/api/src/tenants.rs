@@ -104,7 +104,7 @@ impl std::fmt::Debug for NewTenant {
 #[utoipa::path(get, path = "/v1/tenants", tag = "tenants", responses((status = 200, body = Vec<TenantBody>)),
     extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<TenantBody>>, ApiError> {
-    Ok(Json(caller.admin.tenants().list().await?.into_iter().map(Into::into).collect()))
+    Ok(Json(caller.control.tenants().list().await?.into_iter().map(Into::into).collect()))
 }
 
 /// Create a tenant: its schema and its logins
@@ -116,19 +116,19 @@ pub(crate) async fn create(
 ) -> Result<(StatusCode, Json<TenantBody>), ApiError> {
     let url = new.database_url.as_deref().map(DatabaseUrl::parse).transpose()?;
     let tenant = match &url {
-        Some(url) => caller.admin.tenants().create_dedicated(&new.name, url).await?,
-        None => caller.admin.tenants().create(&new.name).await?,
+        Some(url) => caller.control.tenants().create_dedicated(&new.name, url).await?,
+        None => caller.control.tenants().create(&new.name).await?,
     };
     for migration in &new.migrations {
         if let Err(error) = caller
-            .admin
+            .control
             .tenant_databases()
             .apply_migration(&tenant, &migration.name, &migration.sql)
             .await
         {
             // One transaction cannot hold both: the tables are created over other connections than
             // the row.
-            caller.admin.tenants().take_back(&tenant).await?;
+            caller.control.tenants().take_back(&tenant).await?;
             return Err(
                 ApiError::from(error).because_of(&format!("tenant `{}` was not created", new.name))
             );
@@ -144,5 +144,5 @@ pub(crate) async fn show(
     caller: Caller,
     Path(tenant): Path<String>,
 ) -> Result<Json<TenantBody>, ApiError> {
-    Ok(Json(caller.admin.tenants().get(&tenant).await?.into()))
+    Ok(Json(caller.control.tenants().get(&tenant).await?.into()))
 }

@@ -169,7 +169,7 @@ impl fmt::Debug for TokenCreated {
 #[utoipa::path(get, path = "/v1/tokens", tag = "tokens", responses((status = 200, body = Vec<TokenBody>)),
     extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<TokenBody>>, ApiError> {
-    Ok(Json(caller.admin.tokens().list(None).await?.into_iter().map(Into::into).collect()))
+    Ok(Json(caller.control.tokens().list(None).await?.into_iter().map(Into::into).collect()))
 }
 
 /// Create a token that reaches every tenant
@@ -189,7 +189,7 @@ pub(crate) async fn revoke(
     caller: Caller,
     Path(token_id): Path<i64>,
 ) -> Result<Json<TokenBody>, ApiError> {
-    Ok(Json(caller.admin.tokens().revoke(None, token_id).await?.into()))
+    Ok(Json(caller.control.tokens().revoke(None, token_id).await?.into()))
 }
 
 /// List the tokens of a tenant, also expired and revoked ones
@@ -199,7 +199,9 @@ pub(crate) async fn list_of_tenant(
     caller: Caller,
     Path(tenant): Path<String>,
 ) -> Result<Json<Vec<TokenBody>>, ApiError> {
-    Ok(Json(caller.admin.tokens().list(Some(&tenant)).await?.into_iter().map(Into::into).collect()))
+    Ok(Json(
+        caller.control.tokens().list(Some(&tenant)).await?.into_iter().map(Into::into).collect(),
+    ))
 }
 
 /// Create a token that reaches this tenant only
@@ -221,7 +223,7 @@ pub(crate) async fn revoke_of_tenant(
     caller: Caller,
     Path((tenant, token_id)): Path<(String, i64)>,
 ) -> Result<Json<TokenBody>, ApiError> {
-    Ok(Json(caller.admin.tokens().revoke(Some(&tenant), token_id).await?.into()))
+    Ok(Json(caller.control.tokens().revoke(Some(&tenant), token_id).await?.into()))
 }
 
 async fn create_for(
@@ -235,7 +237,7 @@ async fn create_for(
         tenant,
         expires_at: new.expires_at,
     };
-    let (token, secret) = caller.admin.tokens().create(&new).await?;
+    let (token, secret) = caller.control.tokens().create(&new).await?;
     let oncebox_control::Token { token_id, name, role, tenant, expires_at, .. } = token;
     let created = TokenCreated {
         token_id,

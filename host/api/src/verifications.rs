@@ -134,7 +134,7 @@ pub(crate) async fn list(
     caller: Caller,
     Path((tenant, handler, digest)): Path<(String, String, String)>,
 ) -> Result<Json<Vec<VerificationBody>>, ApiError> {
-    let stored = caller.admin.versions().verifications(&tenant, &handler, &digest).await?;
+    let stored = caller.control.versions().verifications(&tenant, &handler, &digest).await?;
     Ok(Json(stored.into_iter().map(Into::into).collect()))
 }
 
@@ -152,6 +152,6 @@ pub(crate) async fn attest(
     extract::Json(new): extract::Json<NewVerificationBody>,
 ) -> Result<(StatusCode, Json<VerificationBody>), ApiError> {
     let new = new.into_new()?;
-    let stored = caller.admin.versions().attest(&tenant, &handler, &digest, &new).await?;
+    let stored = caller.control.versions().attest(&tenant, &handler, &digest, &new).await?;
     Ok((StatusCode::CREATED, Json(stored.into())))
 }

@@ -78,7 +78,7 @@ pub(crate) async fn list(
 ) -> Result<Json<Vec<VersionBody>>, ApiError> {
     Ok(Json(
         caller
-            .admin
+            .control
             .versions()
             .list(&tenant, &handler)
             .await?
@@ -98,7 +98,7 @@ pub(crate) async fn show(
     caller: Caller,
     Path((tenant, handler, digest)): Path<(String, String, String)>,
 ) -> Result<Json<VersionBody>, ApiError> {
-    Ok(Json(caller.admin.versions().get(&tenant, &handler, &digest).await?.into()))
+    Ok(Json(caller.control.versions().get(&tenant, &handler, &digest).await?.into()))
 }
 
 /// Upload a version
@@ -121,16 +121,16 @@ pub(crate) async fn upload(
 ) -> Result<(StatusCode, Json<VersionBody>), ApiError> {
     let digest = parse_digest(&digest)?;
     check_name("handler", &handler)?;
-    caller.admin.tenants().get(&tenant).await?;
+    caller.control.tenants().get(&tenant).await?;
     check_media_type(request.headers(), &["application/wasm", "application/octet-stream"])?;
     // The permit is held until the component is stored: it bounds the memory that uploads take.
     let (_turn, bytes) = upload::receive(&api, request, &digest).await?;
-    let is_known = match caller.admin.versions().get(&tenant, &handler, &hex::encode(digest)).await
-    {
-        Ok(_) => true,
-        Err(InboxError::NotFound(_)) => false,
-        Err(error) => return Err(error.into()),
-    };
+    let is_known =
+        match caller.control.versions().get(&tenant, &handler, &hex::encode(digest)).await {
+            Ok(_) => true,
+            Err(InboxError::NotFound(_)) => false,
+            Err(error) => return Err(error.into()),
+        };
     let checked = api.components().check(bytes).await.map_err(|unchecked| match unchecked {
         Unchecked::Refused(problems) => ApiError::refused(problems),
         Unchecked::Busy(why) => ApiError::new(Code::Unavailable, why),
@@ -138,7 +138,7 @@ pub(crate) async fn upload(
     let Checked { component, source_digest, report, is_compiled, .. } = &checked;
     let new =
         NewVersion { component, source_digest: *source_digest, report, is_compiled: *is_compiled };
-    let version = caller.admin.versions().add(&tenant, &handler, new).await?;
+    let version = caller.control.versions().add(&tenant, &handler, new).await?;
     if version.state == "queued" {
         api.components().submit(checked.digest);
     }
@@ -187,8 +187,9 @@ pub(crate) async fn diff(
     caller: Caller,
     Path((tenant, handler, digest, other)): Path<(String, String, String, String)>,
 ) -> Result<Json<VersionDiff>, ApiError> {
-    let before: VersionBody = caller.admin.versions().get(&tenant, &handler, &digest).await?.into();
-    let after: VersionBody = caller.admin.versions().get(&tenant, &handler, &other).await?.into();
+    let before: VersionBody =
+        caller.control.versions().get(&tenant, &handler, &digest).await?.into();
+    let after: VersionBody = caller.control.versions().get(&tenant, &handler, &other).await?.into();
     if let Some(blind) = [&before, &after].into_iter().find(|version| version.report.is_none()) {
         let detail = format!(
             "nobody looked into version `{}` when it was deployed; upload it again to compare it",

@@ -31,14 +31,14 @@ pub(super) enum KeysCommand {
     },
 }
 
-pub(super) async fn run(admin: &Control, command: KeysCommand, json: bool) -> Result<()> {
+pub(super) async fn run(control: &Control, command: KeysCommand, json: bool) -> Result<()> {
     let KeysCommand::Rotate { new_key_file } = command;
     let text = std::fs::read_to_string(&new_key_file).with_context(|| {
         format!("failed to read the new master key from `{}`", new_key_file.display())
     })?;
     let new = MasterKey::parse(&text)
         .with_context(|| format!("`{}` holds no key", new_key_file.display()))?;
-    let rotation = admin.tenants().rotate_master_key(&new).await?;
+    let rotation = control.tenants().rotate_master_key(&new).await?;
     if json {
         return output::json(&rotation);
     }

@@ -320,17 +320,17 @@ impl Hosts<'_> {
         runs: &[ConsumerStatus],
     ) -> Result<(), InboxError> {
         const REPORT: &str = "INSERT INTO oncebox.host_consumer AS r \
-                (host_id, consumer_id, generation, next_generation, state, run_state, \
-                run_revision, run_error) \
+                (host_id, consumer_id, generation, next_generation, state, status, \
+                status_revision, status_error) \
             SELECT $1, u.id, coalesce(u.stopped_generation, 0), coalesce(u.stopped_generation, 0), \
             CASE WHEN u.stopped_generation IS NULL THEN 'compiling' ELSE 'switched' END, \
                 u.state, u.revision, u.error \
             FROM unnest($2::int[], $3::text[], $4::bigint[], $5::text[], $6::bigint[]) AS u(id, \
             state, revision, error, stopped_generation) \
             WHERE EXISTS (SELECT FROM oncebox.consumer c WHERE c.consumer_id = u.id) ORDER BY u.id \
-            ON CONFLICT (host_id, consumer_id) DO UPDATE SET run_state = excluded.run_state, \
-            run_revision = excluded.run_revision, \
-                run_error = excluded.run_error, generation = greatest(r.generation, \
+            ON CONFLICT (host_id, consumer_id) DO UPDATE SET status = excluded.status, \
+            status_revision = excluded.status_revision, \
+                status_error = excluded.status_error, generation = greatest(r.generation, \
                 excluded.generation), \
                 next_generation = greatest(r.next_generation, excluded.next_generation), \
                 state = CASE WHEN excluded.state = 'switched' THEN 'switched' ELSE r.state END, \
@@ -367,9 +367,9 @@ impl Hosts<'_> {
         consumer: Option<&str>,
     ) -> Result<Vec<HostConsumerStatus>, InboxError> {
         let list = format!(
-            "SELECT c.consumer_id, h.host_id, h.name AS host, coalesce(r.run_state, 'starting') AS \
+            "SELECT c.consumer_id, h.host_id, h.name AS host, coalesce(r.status, 'starting') AS \
                 state, \
-                coalesce(r.run_revision, -1) AS revision, r.run_error AS error \
+                coalesce(r.status_revision, -1) AS revision, r.status_error AS error \
              FROM oncebox.host h CROSS JOIN oncebox.consumer c JOIN oncebox.tenant t USING \
              (tenant_id) \
                 LEFT JOIN oncebox.host_consumer r ON r.host_id = h.host_id AND r.consumer_id = \

@@ -67,19 +67,23 @@ fn migration_name(path: &Path) -> String {
 }
 
 /// Creates a tenant with its tables, or, when they are not right, neither.
-pub async fn create_with_tables(admin: &Control, name: &str, schema: &[PathBuf]) -> Result<Tenant> {
+pub async fn create_with_tables(
+    control: &Control,
+    name: &str,
+    schema: &[PathBuf],
+) -> Result<Tenant> {
     let read = |path: &PathBuf| {
         std::fs::read_to_string(path)
             .with_context(|| format!("failed to read the schema `{}`", path.display()))
     };
     let files = schema.iter().map(|path| Ok((path, read(path)?))).collect::<Result<Vec<_>>>()?;
-    let tenant = admin.tenants().create(name).await?;
+    let tenant = control.tenants().create(name).await?;
     for (path, sql) in &files {
         if let Err(error) =
-            admin.tenant_databases().apply_migration(&tenant, &migration_name(path), sql).await
+            control.tenant_databases().apply_migration(&tenant, &migration_name(path), sql).await
         {
             // The tables are applied over other connections than the tenant's row is written over.
-            admin
+            control
                 .tenants()
                 .take_back(&tenant)
                 .await

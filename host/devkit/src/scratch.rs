@@ -49,7 +49,7 @@ pub(crate) struct TriedHandler<'a> {
 
 /// The tenant and the consumer that were made for a handler.
 pub(crate) struct Furnished {
-    pub(crate) admin: Control,
+    pub(crate) control: Control,
     pub(crate) tenant: Tenant,
     pub(crate) consumer: Consumer,
 }
@@ -87,24 +87,24 @@ impl Scratch {
     }
 
     /// Returns the administration of one of its databases.
-    pub(crate) fn admin(&self, database: &str) -> Result<Control> {
+    pub(crate) fn control(&self, database: &str) -> Result<Control> {
         Ok(Control::new(self.options(database)?, MasterKey::parse(&self.key)?, "scratch"))
     }
 
     /// Makes everything that a handler needs to run.
     pub(crate) async fn furnish(&self, subject: &TriedHandler<'_>) -> Result<Furnished> {
-        let admin = self.admin(DATABASE)?;
+        let control = self.control(DATABASE)?;
         schema::migrate(&self.options(DATABASE)?)
             .await
             .context("failed to prepare the scratch database")?;
-        create_with_tables(&admin, TENANT, subject.schema)
+        create_with_tables(&control, TENANT, subject.schema)
             .await
             .map_err(|error| about_schema(&error))?;
         // Nothing is sent from here, so that every destination may be named.
         let everywhere = json!(["kafka:*", "inbox:*", "http:*"]);
         let limits = Map::from_iter([("destinations_allowed".to_owned(), everywhere)]);
-        let tenant = admin.tenants().set_limits(TENANT, &limits).await?;
-        admin.consumers().create(TENANT, CONSUMER, subject.policy).await?;
+        let tenant = control.tenants().set_limits(TENANT, &limits).await?;
+        control.consumers().create(TENANT, CONSUMER, subject.policy).await?;
         let settings = subject
             .settings
             .iter()
@@ -115,9 +115,9 @@ impl Scratch {
             grants: vec!["emit".to_owned()],
             ..NewDeployment::stable("*", subject.handler, "")
         };
-        admin.versions().deploy_compiled(TENANT, CONSUMER, deployment, subject.component).await?;
-        let consumer = admin.consumers().get(TENANT, CONSUMER).await?;
-        Ok(Furnished { admin, tenant, consumer })
+        control.versions().deploy_compiled(TENANT, CONSUMER, deployment, subject.component).await?;
+        let consumer = control.consumers().get(TENANT, CONSUMER).await?;
+        Ok(Furnished { control, tenant, consumer })
     }
 
     /// Copies the furnished database, in which no message has been handled yet. The original must

@@ -59,12 +59,12 @@ impl ConsumerInbox {
             .bind(self.consumer_id)
             .bind(self.policy.retention.class())
             .bind(topic);
-        if !is_some.fetch_one(self.sessions.admin()).await? {
+        if !is_some.fetch_one(self.sessions.host_pool()).await? {
             return Ok(Vec::new());
         }
         let take =
             sqlx::query(TAKE).bind(self.consumer_id).bind(&self.owner).bind(TURN.as_secs() as i64);
-        match take.execute(self.sessions.admin()).await?.rows_affected() {
+        match take.execute(self.sessions.host_pool()).await?.rows_affected() {
             0 => Ok(Vec::new()),
             _ => self.dead_letters(topic).await,
         }
@@ -89,7 +89,7 @@ impl ConsumerInbox {
             .bind(topic)
             .bind(LETTERS)
             .bind(BYTES);
-        let rows = query.fetch_all(self.sessions.admin()).await?;
+        let rows = query.fetch_all(self.sessions.host_pool()).await?;
         Ok(rows.iter().map(|row| self.letter(row)).collect::<Result<_, sqlx::Error>>()?)
     }
 
@@ -155,7 +155,7 @@ impl ConsumerInbox {
             .bind(self.policy.retention.class())
             .bind(ids)
             .bind(times);
-        query.execute(self.sessions.admin()).await?;
+        query.execute(self.sessions.host_pool()).await?;
         Ok(())
     }
 }

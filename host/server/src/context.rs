@@ -35,7 +35,7 @@ const CHANGES_MAX: usize = 2;
 
 /// The parts of a host that all its consumers share.
 pub(crate) struct HostContext {
-    pub(crate) admin: Control,
+    pub(crate) control: Control,
     pub(crate) loader: Loader,
     pub(crate) budget: Arc<Budget>,
     pub(crate) settings: SessionSettings,
@@ -72,22 +72,22 @@ impl HostContext {
     /// Creates the shared parts of a host from its configuration.
     pub(crate) fn new(
         config: &Config,
-        admin: Control,
+        control: Control,
         components: Compilations,
         kafka: BrokerAccess,
         decoder: Option<Decoder>,
         scrapes: Arc<Scrapes>,
     ) -> Self {
         let owner = format!("{}/{}", hostname(), std::process::id());
-        let loader = Loader::new(admin.clone(), components);
+        let loader = Loader::new(control.clone(), components);
         // The audit log names no user for actions of the host itself.
-        let admin = admin.acting_as("oncebox");
+        let control = control.acting_as("oncebox");
         let due_poller = Arc::<DuePoller>::default();
-        let access = RelayAccess::new(admin.clone(), kafka.clone(), due_poller.clone());
+        let access = RelayAccess::new(control.clone(), kafka.clone(), due_poller.clone());
         let relay = Relay::new(Arc::new(access), owner.clone());
         Self {
-            starting: Starts::new(admin.clone(), owner.clone()),
-            admin,
+            starting: Starts::new(control.clone(), owner.clone()),
+            control,
             loader,
             budget: Budget::of(config.database.connections_max, config.host_bounds()),
             settings: config.session_settings(),

@@ -21,7 +21,7 @@ const BEAT: Duration = Duration::from_secs(2);
 
 /// The host's rows.
 pub(crate) struct Heartbeat {
-    admin: Control,
+    control: Control,
     components: Compilations,
     starting: Arc<Starts>,
     duplicates: Arc<Duplicates>,
@@ -41,13 +41,13 @@ pub(crate) struct Heartbeat {
 /// Reports this host's progress with deployments, from wherever they are loaded.
 #[derive(Clone)]
 pub(crate) struct Reporter {
-    admin: Control,
+    control: Control,
     host_id: Option<i64>,
 }
 
 impl Heartbeat {
     pub(crate) fn new(
-        admin: Control,
+        control: Control,
         components: Compilations,
         starting: Arc<Starts>,
         duplicates: Arc<Duplicates>,
@@ -55,7 +55,7 @@ impl Heartbeat {
         name: String,
     ) -> Self {
         Self {
-            admin,
+            control,
             components,
             starting,
             duplicates,
@@ -77,7 +77,7 @@ impl Heartbeat {
             return Ok(false);
         }
         let is_known = match self.host_id {
-            Some(host_id) => answered(self.admin.hosts().beat(host_id)).await?,
+            Some(host_id) => answered(self.control.hosts().beat(host_id)).await?,
             None => false,
         };
         if !is_known {
@@ -90,7 +90,7 @@ impl Heartbeat {
         }
         self.beat_due = Instant::now() + BEAT;
         // Without an answer the counts are lost, as with an error.
-        let _ = answered(self.duplicates.report(&self.admin).map(Ok)).await;
+        let _ = answered(self.duplicates.report(&self.control).map(Ok)).await;
         self.report_scrape().await;
         Ok(!is_known)
     }
@@ -99,7 +99,7 @@ impl Heartbeat {
     /// is lost is made up for by the next scrape.
     async fn report_scrape(&self) {
         let Some(host_id) = self.host_id.filter(|_| self.scrapes.take()) else { return };
-        if let Err(error) = answered(self.admin.hosts().report_scrape(host_id)).await {
+        if let Err(error) = answered(self.control.hosts().report_scrape(host_id)).await {
             tracing::debug!(%error, "failed to report that the metrics were read");
         }
     }
@@ -107,8 +107,8 @@ impl Heartbeat {
     /// Writes the host's row, or waits for the task that is writing it.
     async fn write_row(&mut self) -> Result<i64, InboxError> {
         let row = self.row.get_or_insert_with(|| {
-            let (admin, name) = (self.admin.clone(), self.name.clone());
-            tokio::spawn(async move { admin.hosts().start(&name).await })
+            let (control, name) = (self.control.clone(), self.name.clone());
+            tokio::spawn(async move { control.hosts().start(&name).await })
         });
         let written = row.await;
         self.row = None;
@@ -130,7 +130,7 @@ impl Heartbeat {
             .cloned()
             .collect();
         if !changed.is_empty() {
-            self.admin.hosts().report_statuses(host_id, &changed).await?;
+            self.control.hosts().report_statuses(host_id, &changed).await?;
         }
         self.published = runs;
         Ok(())
@@ -138,7 +138,7 @@ impl Heartbeat {
 
     /// Returns a reporter of this host's progress, for tasks beside the loop.
     pub(crate) fn reporter(&self) -> Reporter {
-        Reporter { admin: self.admin.clone(), host_id: self.host_id }
+        Reporter { control: self.control.clone(), host_id: self.host_id }
     }
 
     /// Reports this host's progress with a consumer's deployments.
@@ -154,7 +154,7 @@ impl Heartbeat {
         breakers: &[BreakerState],
     ) -> bool {
         let Some(host_id) = self.host_id else { return false };
-        let told = self.admin.hosts().report_breakers(host_id, consumer_id, breakers).await;
+        let told = self.control.hosts().report_breakers(host_id, consumer_id, breakers).await;
         told.inspect_err(
             |error| tracing::warn!(%error, "failed to report the state of circuit breakers"),
         )
@@ -167,7 +167,7 @@ impl Heartbeat {
         let Some(host_id) = self.host_id else { return };
         let Some(breakers) = relay.breakers_changed(&mut self.endpoints_seen) else { return };
         let reports: Vec<_> = breakers.into_iter().map(breaker_report).collect();
-        let told = answered(self.admin.endpoints().report_breakers(host_id, &reports)).await;
+        let told = answered(self.control.endpoints().report_breakers(host_id, &reports)).await;
         if let Err(error) = told {
             self.endpoints_seen = None;
             tracing::warn!(%error, "failed to report the circuit breakers of endpoints");
@@ -176,13 +176,13 @@ impl Heartbeat {
 
     /// Removes this host's rows, so that nothing waits for it any longer.
     pub(crate) async fn end(&mut self) {
-        self.duplicates.report(&self.admin).await;
+        self.duplicates.report(&self.control).await;
         if self.row.is_some() {
             self.host_id = answered(self.write_row()).await.ok();
         }
         self.starting.quiet().await;
         if let Some(host_id) = self.host_id
-            && let Err(error) = self.admin.hosts().end(host_id).await
+            && let Err(error) = self.control.hosts().end(host_id).await
         {
             tracing::debug!(%error, "failed to take this host's rows away; they are forgotten by \
                 themselves");
@@ -196,7 +196,7 @@ impl Reporter {
     pub(crate) async fn report(&self, consumer_id: i32, generation: i64, progress: Progress) {
         let Some(host_id) = self.host_id else { return };
         if let Err(error) =
-            self.admin.hosts().report_progress(host_id, consumer_id, generation, &progress).await
+            self.control.hosts().report_progress(host_id, consumer_id, generation, &progress).await
         {
             tracing::warn!(%error, ?progress, generation, "failed to report how far this host is");
         }

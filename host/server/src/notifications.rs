@@ -11,17 +11,17 @@ use tokio::sync::Notify;
 const TROUBLE: Duration = Duration::from_secs(1);
 
 /// Forwards notifications of deployments to `notify`, until this future is dropped.
-pub(crate) async fn listen(admin: Control, notify: Arc<Notify>) {
+pub(crate) async fn listen(control: Control, notify: Arc<Notify>) {
     loop {
-        if let Err(error) = listen_once(&admin, &notify).await {
+        if let Err(error) = listen_once(&control, &notify).await {
             tracing::debug!(%error, "nobody tells of deployments for now");
         }
         tokio::time::sleep(TROUBLE).await;
     }
 }
 
-async fn listen_once(admin: &Control, notify: &Notify) -> Result<(), sqlx::Error> {
-    let mut listener = PgListener::connect_with(&admin.pool).await?;
+async fn listen_once(control: &Control, notify: &Notify) -> Result<(), sqlx::Error> {
+    let mut listener = PgListener::connect_with(&control.pool).await?;
     listener.listen(CHANNEL).await?;
     loop {
         listener.recv().await?;

@@ -17,7 +17,7 @@ use crate::brokers::BrokerAccess;
 
 /// The relay's access to this host.
 pub(crate) struct RelayAccess {
-    admin: Control,
+    control: Control,
     kafka: BrokerAccess,
     /// Poller that knows the consumers which run here.
     due_poller: Arc<DuePoller>,
@@ -28,13 +28,13 @@ pub(crate) struct RelayAccess {
 
 impl RelayAccess {
     /// Creates the access for this host.
-    pub(crate) fn new(admin: Control, kafka: BrokerAccess, due_poller: Arc<DuePoller>) -> Self {
-        Self { admin, kafka, due_poller, dedicated: Mutex::default() }
+    pub(crate) fn new(control: Control, kafka: BrokerAccess, due_poller: Arc<DuePoller>) -> Self {
+        Self { control, kafka, due_poller, dedicated: Mutex::default() }
     }
 
     /// Lists the databases that tenants named. A tenant's row is read again after a change only.
     async fn dedicated(&self) -> Result<Vec<RelayDatabase>, InboxError> {
-        let sources = self.admin.tenant_databases().dedicated_tenants().await?;
+        let sources = self.control.tenant_databases().dedicated_tenants().await?;
         let mut known = self.dedicated.lock().await;
         known.retain(|tenant, _| sources.iter().any(|source| source.tenant == *tenant));
         for source in sources {
@@ -52,14 +52,14 @@ impl RelayAccess {
     /// Returns connections to the database that a tenant named; none where it is gone, is being
     /// deleted, or its address cannot be unsealed. `doctor` names such a tenant.
     async fn pool_of(&self, tenant: &str) -> Result<Option<PgPool>, InboxError> {
-        let tenant = match self.admin.tenants().get(tenant).await {
+        let tenant = match self.control.tenants().get(tenant).await {
             Err(InboxError::NotFound(_)) => return Ok(None),
             tenant => tenant?,
         };
         if tenant.state.is_deleting() {
             return Ok(None);
         }
-        match self.admin.tenant_databases().get(&tenant) {
+        match self.control.tenant_databases().get(&tenant) {
             Ok(database) => Ok(database.is_dedicated.then_some(database.pool)),
             Err(error) => {
                 tracing::debug!(tenant = tenant.name, %error, "database not known");
@@ -71,12 +71,12 @@ impl RelayAccess {
 
 impl RelayHost for RelayAccess {
     fn directory(&self) -> PgPool {
-        self.admin.pool.clone()
+        self.control.pool.clone()
     }
 
     fn databases(&self) -> BoxFuture<'_, Result<Vec<RelayDatabase>, InboxError>> {
         async move {
-            let own = RelayDatabase { tenant: None, pool: self.admin.pool.clone() };
+            let own = RelayDatabase { tenant: None, pool: self.control.pool.clone() };
             let mut all = vec![own];
             all.extend(self.dedicated().await?);
             Ok(all)
@@ -86,8 +86,8 @@ impl RelayHost for RelayAccess {
 
     fn payload_key<'a>(&'a self, tenant: &'a str) -> BoxFuture<'a, Result<PayloadKey, InboxError>> {
         async move {
-            let tenant = self.admin.tenants().get(tenant).await?;
-            Ok(self.admin.tenant_databases().session_target(&tenant)?.payload_key)
+            let tenant = self.control.tenants().get(tenant).await?;
+            Ok(self.control.tenant_databases().session_target(&tenant)?.payload_key)
         }
         .boxed()
     }
@@ -97,7 +97,7 @@ impl RelayHost for RelayAccess {
     }
 
     fn sender(&self) -> Option<Arc<Sender>> {
-        self.admin.sender()
+        self.control.sender()
     }
 
     fn endpoint<'a>(
@@ -106,7 +106,7 @@ impl RelayHost for RelayAccess {
         name: &'a str,
     ) -> BoxFuture<'a, Result<Option<RelayEndpoint>, InboxError>> {
         async move {
-            let opened = self.admin.endpoints().open(tenant_id, name).await?;
+            let opened = self.control.endpoints().open(tenant_id, name).await?;
             Ok(opened.map(relay_endpoint))
         }
         .boxed()

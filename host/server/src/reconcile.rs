@@ -50,7 +50,7 @@ impl Supervisor {
     pub(crate) async fn run(self, stop: CancellationToken, drain: Duration) -> Drained {
         let host = self.host.clone();
         let mut heartbeat = Heartbeat::new(
-            host.admin.clone(),
+            host.control.clone(),
             host.loader.components().clone(),
             host.starting.clone(),
             host.duplicates.clone(),
@@ -59,10 +59,10 @@ impl Supervisor {
         );
         let (mut consumers, mut tasks) = (Consumers::default(), Tasks::new(host.clone(), drain));
         let notifications =
-            tokio::spawn(notifications::listen(host.admin.clone(), host.look.clone()));
-        let partitions = tokio::spawn(make_partitions(host.admin.clone()));
-        let capture = tokio::spawn(keep_capture(host.admin.clone()));
-        let databases = tokio::spawn(databases::keep(host.admin.clone()));
+            tokio::spawn(notifications::listen(host.control.clone(), host.look.clone()));
+        let partitions = tokio::spawn(make_partitions(host.control.clone()));
+        let capture = tokio::spawn(keep_capture(host.control.clone()));
+        let databases = tokio::spawn(databases::keep(host.control.clone()));
         let horizons = tokio::spawn(host.horizons.clone().run());
         let waking =
             tokio::spawn(wakeups::run(host.due_poller.clone(), host.budget.clone(), stop.clone()));
@@ -121,7 +121,7 @@ impl Supervisor {
                 consumers.breakers_unsent(None);
             }
             for Quarantined { tenant, consumer, host } in
-                answered(self.host.admin.reconciliation().judge_gone_starts()).await?
+                answered(self.host.control.reconciliation().judge_gone_starts()).await?
             {
                 tracing::error!(
                     tenant,
@@ -131,10 +131,10 @@ impl Supervisor {
                 );
             }
             let mut desired_states =
-                answered(self.host.admin.reconciliation().desired_states()).await?;
-            self.host.own_replays.mark(&self.host.admin, &self.host.look, &mut desired_states);
+                answered(self.host.control.reconciliation().desired_states()).await?;
+            self.host.own_replays.mark(&self.host.control, &self.host.look, &mut desired_states);
             answered(self.host.sessions.renew(
-                &self.host.admin,
+                &self.host.control,
                 self.host.budget.scheduler(),
                 &desired_states,
             ))
@@ -186,12 +186,12 @@ impl Supervisor {
         let counts = self.host.loader.counts().take();
         if !counts.is_empty()
             && let Err(error) =
-                answered(self.host.admin.deployments().count_outcomes(&counts)).await
+                answered(self.host.control.deployments().count_outcomes(&counts)).await
         {
             self.host.loader.counts().put_back(&counts);
             return Err(error.into());
         }
-        for withdrawn in answered(self.host.admin.deployments().judge_canaries(consumer)).await? {
+        for withdrawn in answered(self.host.control.deployments().judge_canaries(consumer)).await? {
             let (deployment, tenant, name) =
                 (&withdrawn.deployment, &consumer.tenant, &consumer.name);
             metrics::counter!("oncebox_canary_rollbacks_total", "tenant" => tenant.clone(), "consumer" => name.clone()).increment(1);
@@ -236,9 +236,9 @@ impl Supervisor {
     }
 }
 
-async fn make_partitions(admin: Control) {
+async fn make_partitions(control: Control) {
     loop {
-        if let Err(error) = oncebox_control::schema::ensure_partitions(&admin.pool).await {
+        if let Err(error) = oncebox_control::schema::ensure_partitions(&control.pool).await {
             tracing::error!(%error, "failed to make the inbox's partitions ahead of time");
         }
         tokio::time::sleep(PARTITIONS).await;
@@ -248,12 +248,12 @@ async fn make_partitions(admin: Control) {
 /// Keeps the triggers that capture row changes on the tables of tenants with a shadow, and on no
 /// others. The next check of any host repairs changes that a host left half done when it died. One
 /// statement names the tenants that need a check, which are few.
-async fn keep_capture(admin: Control) {
+async fn keep_capture(control: Control) {
     loop {
-        match admin.shadows().tenants_with_capture().await {
+        match control.shadows().tenants_with_capture().await {
             Ok(tenants) => {
                 for tenant in tenants {
-                    match admin.shadows().reconcile_capture(&tenant).await {
+                    match control.shadows().reconcile_capture(&tenant).await {
                         Ok(left) if left.is_empty() => {}
                         Ok(left) => {
                             tracing::info!(tenant = tenant.name, tables = ?left, "tables are busy; \

@@ -32,31 +32,31 @@ const MEASURE: Duration = Duration::from_secs(60);
 
 /// Removes and measures until aborted. Another run continues a removal that was interrupted at any
 /// step.
-pub(crate) async fn keep(admin: Control, settings: RetentionSettings) {
+pub(crate) async fn keep(control: Control, settings: RetentionSettings) {
     let has_failed = AtomicBool::new(false);
     let interval = Duration::from_millis(settings.interval_ms);
-    let measure = measure(&admin, interval, &has_failed);
-    tokio::join!(remove(&admin, &settings, &has_failed), measure);
+    let measure = measure(&control, interval, &has_failed);
+    tokio::join!(remove(&control, &settings, &has_failed), measure);
 }
 
 /// Removes what is due, at every interval in which the window is open.
-async fn remove(admin: &Control, settings: &RetentionSettings, has_failed: &AtomicBool) {
+async fn remove(control: &Control, settings: &RetentionSettings, has_failed: &AtomicBool) {
     if !settings.enabled {
         return;
     }
     let interval = Duration::from_millis(settings.interval_ms);
     sleep(FIRST.min(interval)).await;
     loop {
-        if !is_open(admin, settings.window).await {
+        if !is_open(control, settings.window).await {
             sleep(LOOK.min(interval)).await;
             continue;
         }
         let RetentionResult { mut failed, .. } =
-            admin.retention().run_all(OtherProcess::Leave).await;
-        failed.extend(admin.retention().remove_outgoing(settings.outgoing_days).await.failed);
+            control.retention().run_all(OtherProcess::Leave).await;
+        failed.extend(control.retention().remove_outgoing(settings.outgoing_days).await.failed);
         has_failed.store(!failed.is_empty(), Ordering::Relaxed);
         if failed.is_empty()
-            && let Ok(now) = admin.now().await
+            && let Ok(now) = control.now().await
         {
             metrics::gauge!("oncebox_retention_last_success_seconds").set(now.timestamp() as f64);
         }
@@ -65,9 +65,9 @@ async fn remove(admin: &Control, settings: &RetentionSettings, has_failed: &Atom
 }
 
 /// Returns whether a run may begin, by the clock of the host's database.
-async fn is_open(admin: &Control, window: Option<DailyWindow>) -> bool {
+async fn is_open(control: &Control, window: Option<DailyWindow>) -> bool {
     let Some(window) = window else { return true };
-    match admin.now().await {
+    match control.now().await {
         Ok(now) => window.contains(now),
         Err(error) => {
             tracing::debug!(%error, "the time of the database is not known");
@@ -77,12 +77,12 @@ async fn is_open(admin: &Control, window: Option<DailyWindow>) -> bool {
 }
 
 /// Sets the metrics from what the databases hold. One that does not answer is left out.
-async fn measure(admin: &Control, interval: Duration, has_failed: &AtomicBool) {
+async fn measure(control: &Control, interval: Duration, has_failed: &AtomicBool) {
     sleep(FIRST.min(interval)).await;
     loop {
-        match answered(admin.retention().databases()).await {
+        match answered(control.retention().databases()).await {
             Ok(databases) => {
-                gauge(figures(admin, databases).await, has_failed.load(Ordering::Relaxed));
+                gauge(figures(control, databases).await, has_failed.load(Ordering::Relaxed));
             }
             Err(error) => tracing::debug!(%error, "the databases with an inbox are not known"),
         }
@@ -91,13 +91,13 @@ async fn measure(admin: &Control, interval: Duration, has_failed: &AtomicBool) {
 }
 
 /// Reads every database, sets the counters of their consumers, and returns the sum of what is to do.
-async fn figures(admin: &Control, databases: Vec<InboxDatabase>) -> RetentionBacklog {
+async fn figures(control: &Control, databases: Vec<InboxDatabase>) -> RetentionBacklog {
     let (at_once, mut reads) = (Arc::new(Semaphore::new(AT_ONCE)), JoinSet::new());
     for database in databases {
-        let (admin, at_once) = (admin.clone(), at_once.clone());
+        let (control, at_once) = (control.clone(), at_once.clone());
         reads.spawn(async move {
             let _permit = at_once.acquire_owned().await;
-            (database.tenant.clone(), read(&admin, &database).await)
+            (database.tenant.clone(), read(&control, &database).await)
         });
     }
     let mut sum = RetentionBacklog::default();
@@ -120,12 +120,12 @@ async fn figures(admin: &Control, databases: Vec<InboxDatabase>) -> RetentionBac
 }
 
 async fn read(
-    admin: &Control,
+    control: &Control,
     database: &InboxDatabase,
 ) -> Result<(RetentionBacklog, Vec<Forgotten>, Vec<ArchiveTotal>), InboxError> {
-    let backlog = answered(admin.retention().backlog(database)).await?;
-    let forgotten = answered(admin.retention().forgotten(database)).await?;
-    Ok((backlog, forgotten, answered(admin.archive().totals(database)).await?))
+    let backlog = answered(control.retention().backlog(database)).await?;
+    let forgotten = answered(control.retention().forgotten(database)).await?;
+    Ok((backlog, forgotten, answered(control.archive().totals(database)).await?))
 }
 
 /// Sets the counters of a consumer. They count for the installation, whichever host removes.

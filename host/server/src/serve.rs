@@ -40,7 +40,7 @@ pub async fn serve(config: &Config) -> Result<()> {
 /// for a database or a broker that is unavailable.
 pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()> {
     let metrics = http::recorder()?;
-    let admin = config.admin()?;
+    let control = config.control()?;
     let kafka = BrokerAccess::of(config)?;
     let brokers = startup::brokers(kafka.properties())?;
     let listener = http::bind(config.http.listen).await?;
@@ -77,23 +77,23 @@ pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()>
         http_stop.cancel();
         return Ok(());
     }
-    let components = Compilations::new(admin.clone(), runtime, config.runtime.compile_workers);
+    let components = Compilations::new(control.clone(), runtime, config.runtime.compile_workers);
     let compiling = tokio::spawn({
         let (components, stop) = (components.clone(), stop.clone());
         async move { components.run(stop).await }
     });
     let api_serving = tokio::spawn(api_listener.serve(
-        api(config, &admin, components.clone(), kafka.clone()),
+        api(config, &control, components.clone(), kafka.clone()),
         http_stop.clone(),
         API_GRACE,
     ));
-    let deleting = tokio::spawn(deletion::carry_on(admin.clone()));
-    let host = HostContext::new(config, admin, components, kafka, decoder, scrapes);
+    let deleting = tokio::spawn(deletion::carry_on(control.clone()));
+    let host = HostContext::new(config, control, components, kafka, decoder, scrapes);
     let removing = tokio::spawn(retention::keep(
-        host.admin.acting_as(host.owner.clone()),
+        host.control.acting_as(host.owner.clone()),
         config.retention.clone(),
     ));
-    let measuring = tokio::spawn(storage::keep(host.admin.clone(), config.storage.clone()));
+    let measuring = tokio::spawn(storage::keep(host.control.clone(), config.storage.clone()));
     let supervisor = Supervisor::new(host, readiness);
     tracing::info!(http = %address, api = api_url, brokers = config.kafka.brokers, "oncebox {} \
         serves", env!("CARGO_PKG_VERSION"));
@@ -138,7 +138,7 @@ fn runtime(config: &Config) -> Result<WasmRuntime> {
 
 fn api(
     config: &Config,
-    admin: &Control,
+    control: &Control,
     components: Compilations,
     kafka: BrokerAccess,
 ) -> oncebox_api::Api {
@@ -150,7 +150,7 @@ fn api(
         ..Limits::default()
     };
     oncebox_api::Api::new(
-        admin.for_requests(),
+        control.for_requests(),
         Arc::new(Uploads { components }),
         limits,
         config.api.mode,
@@ -168,15 +168,15 @@ pub async fn create_database(config: &Config) -> Result<Option<String>> {
 
 /// Brings the database up to date and logs the privileges that could not be revoked.
 pub async fn migrate(config: &Config) -> Result<()> {
-    let (options, admin) = (config.connect_options()?, config.admin()?);
+    let (options, control) = (config.connect_options()?, config.control()?);
     // Before anything is made: a pooler in between would drop the options of connections.
-    admin.check_reach().await.context("failed to prepare the database")?;
+    control.check_reach().await.context("failed to prepare the database")?;
     let open = schema::migrate(&options).await.context("failed to prepare the database")?;
     for what in &open {
         tracing::warn!(what, "the database is less closed than it should be");
     }
-    admin.tenant_databases().check_host_database().await?;
-    schema::ensure_partitions(&admin.pool)
+    control.tenant_databases().check_host_database().await?;
+    schema::ensure_partitions(&control.pool)
         .await
         .context("failed to make the inbox's partitions")?;
     Ok(())

@@ -57,7 +57,7 @@ pub(crate) async fn wait<F: Future<Output = Result<()>>>(
 /// where this host does that: no other process removes messages unarchived from then on.
 pub(crate) async fn database(config: &Config) -> Result<()> {
     serve::migrate(config).await?;
-    Ok(config.admin()?.archive().announce().await?)
+    Ok(config.control()?.archive().announce().await?)
 }
 
 /// A client that queries brokers.

@@ -18,15 +18,15 @@ const FIRST: Duration = Duration::from_secs(10);
 const AT_ONCE: usize = 4;
 
 /// Measures until aborted.
-pub(crate) async fn keep(admin: Control, settings: StorageSettings) {
+pub(crate) async fn keep(control: Control, settings: StorageSettings) {
     let pause = Duration::from_millis(settings.measure_ms);
     let mut shown = ShownStorage::default();
     sleep(FIRST.min(pause)).await;
     loop {
-        match answered(admin.retention().databases()).await {
+        match answered(control.retention().databases()).await {
             Ok(databases) => {
-                shown.show(reports(&admin, databases).await);
-                shown.show_budgets(&admin).await;
+                shown.show(reports(&control, databases).await);
+                shown.show_budgets(&control).await;
             }
             Err(error) => tracing::debug!(%error, "the databases with an inbox are not known"),
         }
@@ -36,17 +36,17 @@ pub(crate) async fn keep(admin: Control, settings: StorageSettings) {
 
 /// Measures each database. Returns the tenant that named it, and the report; none where it failed.
 async fn reports(
-    admin: &Control,
+    control: &Control,
     databases: Vec<InboxDatabase>,
 ) -> BTreeMap<Option<String>, Option<StorageReport>> {
     let (at_once, mut reads) = (Arc::new(Semaphore::new(AT_ONCE)), JoinSet::new());
     let mut reports: BTreeMap<_, _> =
         databases.iter().map(|database| (database.tenant.clone(), None)).collect();
     for database in databases {
-        let (admin, at_once) = (admin.clone(), at_once.clone());
+        let (control, at_once) = (control.clone(), at_once.clone());
         reads.spawn(async move {
             let _permit = at_once.acquire_owned().await;
-            (database.tenant.clone(), admin.storage().report(&database).await)
+            (database.tenant.clone(), control.storage().report(&database).await)
         });
     }
     while let Some(read) = reads.join_next().await {
@@ -95,8 +95,8 @@ impl ShownStorage {
     }
 
     /// Shows the budgets of tenants.
-    async fn show_budgets(&mut self, admin: &Control) {
-        let tenants = match answered(admin.tenants().list()).await {
+    async fn show_budgets(&mut self, control: &Control) {
+        let tenants = match answered(control.tenants().list()).await {
             Ok(tenants) => tenants,
             Err(error) => return tracing::debug!(%error, "storage budgets not known"),
         };

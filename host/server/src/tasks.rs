@@ -191,7 +191,7 @@ impl Tasks {
 /// permit while it waits for a tenant, its database or a compilation.
 async fn newest(host: &HostContext, consumer_id: i32) -> Result<Consumer> {
     let _permit = host.starts.acquire().await.context("the host ends")?;
-    host.admin.consumers().by_id(consumer_id).await?.context("the consumer is gone")
+    host.control.consumers().by_id(consumer_id).await?.context("the consumer is gone")
 }
 
 /// Loads and starts a consumer as its rows say now.
@@ -214,15 +214,15 @@ async fn start_here(
     work: RunMode,
 ) -> Result<ConsumerRuntime> {
     let policy = consumer.policy()?;
-    let tenant = host.admin.tenants().get(&consumer.tenant).await?;
+    let tenant = host.control.tenants().get(&consumer.tenant).await?;
     // Here, where no other consumer waits for it: a tenant's own database may be unavailable.
-    host.admin.tenant_databases().prepare(&tenant).await?;
+    host.control.tenant_databases().prepare(&tenant).await?;
     let routes = host.loader.load(&tenant, consumer, &policy).await?;
     let sessions = host.sessions.of(host, &tenant)?;
     let schemas = policy.schemas.clone();
     let schemas = apart(move || Schemas::new(&schemas)).await?;
     let reference = policy.reference.as_ref();
-    let fetcher = reference.map(|of| host.admin.tenant_stores().fetcher(&tenant, &of.store));
+    let fetcher = reference.map(|of| host.control.tenant_stores().fetcher(&tenant, &of.store));
     let dedicated = tenant.database.as_ref().map(|_| tenant.name.as_str());
     let outgoing_wakeup = host.relay.wakeup(dedicated);
     let trial = host.starting.trial(consumer);
@@ -253,7 +253,7 @@ async fn load(
     let load = async {
         let newest = newest(host, consumer.consumer_id).await?;
         reporter.report(newest.consumer_id, newest.generation, Progress::Compiling).await;
-        let tenant = host.admin.tenants().get(&newest.tenant).await?;
+        let tenant = host.control.tenants().get(&newest.tenant).await?;
         // The row's policy may be newer than the running one; for that, the consumer is restarted.
         let routes = host.loader.load(&tenant, &newest, &consumer.policy()?).await?;
         anyhow::Ok((newest, routes))

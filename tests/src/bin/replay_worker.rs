@@ -16,10 +16,10 @@ use tokio_util::sync::CancellationToken;
 #[tokio::main]
 async fn main() -> Result<()> {
     let key = MasterKey::parse(&std::env::var("ONCEBOX_TEST_KEY")?)?;
-    let admin = Control::new(std::env::var("ONCEBOX_TEST_URL")?.parse()?, key, "worker");
-    let tenant = admin.tenants().get("acme").await?;
-    let row = admin.consumers().get("acme", "orders").await?;
-    let target = admin.tenant_databases().session_target(&tenant)?;
+    let control = Control::new(std::env::var("ONCEBOX_TEST_URL")?.parse()?, key, "worker");
+    let tenant = control.tenants().get("acme").await?;
+    let row = control.consumers().get("acme", "orders").await?;
+    let target = control.tenant_databases().session_target(&tenant)?;
     let sessions = Sessions::of(target, &SessionSettings::default(), Budget::new(8));
     let policy = row.policy()?;
     let control: Arc<ScriptControl> = Arc::default();

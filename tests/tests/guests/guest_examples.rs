@@ -575,7 +575,7 @@ async fn an_order_is_confirmed_and_its_reminder_is_withdrawn_when_it_is_paid() {
     let mut fixture = ExampleFixture::new(schema, &[("*", "order-events")]).await;
     let limits = json!({ "destinations_allowed": ["kafka:order-events", "inbox:orders"] });
     let limits = limits.as_object().unwrap();
-    let tenants = fixture.inbox.admin.tenants();
+    let tenants = fixture.inbox.control.tenants();
     fixture.consumer.tenant = tenants.set_limits("acme", limits).await.unwrap();
     let of = |offset, id: &str, what: &str, order: &str| {
         let payload = json!({ "order_id": order, "amount": 250 }).to_string();
@@ -631,7 +631,7 @@ async fn an_answer_and_a_timer_end_an_order_once_in_either_order() {
     );
     let mut fixture = ExampleFixture::new(schema, &[("*", "order-saga")]).await;
     let limits = json!({ "destinations_allowed": ["http:pay", "inbox:orders", "kafka:shipments"] });
-    let tenants = fixture.inbox.admin.tenants();
+    let tenants = fixture.inbox.control.tenants();
     let limits = limits.as_object().unwrap();
     fixture.consumer.tenant = tenants.set_limits("acme", limits).await.unwrap();
     let file = include_str!("../../../guest-examples/order-saga/messages.jsonl");

@@ -53,7 +53,7 @@ impl LanguageFixture {
     /// From now on the tenant may send to these destinations.
     async fn allow(&mut self, destinations: &[&str]) {
         let limits = json!({ "destinations_allowed": destinations });
-        let tenants = self.inbox.admin.tenants();
+        let tenants = self.inbox.control.tenants();
         self.consumer.tenant =
             tenants.set_limits("acme", limits.as_object().unwrap()).await.unwrap();
     }

@@ -31,7 +31,7 @@ impl NotifiedHost {
         let (budget, stop, due_poller) =
             (Budget::new(8), CancellationToken::new(), Arc::new(DuePoller::default()));
         let sessions = Sessions::of(
-            fixture.admin.tenant_databases().session_target(&consumer.tenant).unwrap(),
+            fixture.control.tenant_databases().session_target(&consumer.tenant).unwrap(),
             &SessionSettings::default(),
             budget.clone(),
         );

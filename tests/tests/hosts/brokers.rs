@@ -322,7 +322,7 @@ async fn a_host_whose_consumers_rest_outlives_twenty_bounces_of_the_broker() {
         .await
         .unwrap();
     let policy = fixture
-        .admin
+        .control
         .consumers()
         .get(&fixture.tenant.name, "payments")
         .await
@@ -332,10 +332,10 @@ async fn a_host_whose_consumers_rest_outlives_twenty_bounces_of_the_broker() {
     let component = include_bytes!("../../../guest-examples/components/ledger.wasm");
     for number in 1..RESTING {
         let name = format!("resting-{number}");
-        fixture.admin.consumers().create(&fixture.tenant.name, &name, &policy).await.unwrap();
+        fixture.control.consumers().create(&fixture.tenant.name, &name, &policy).await.unwrap();
         let deployment = NewDeployment::stable("payment.captured", "ledger", "");
         fixture
-            .admin
+            .control
             .versions()
             .deploy_compiled(&fixture.tenant.name, &name, deployment, component)
             .await

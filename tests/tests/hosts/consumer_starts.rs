@@ -19,15 +19,15 @@ const BUILD: &str = "1";
 
 // Rows ------------------------------------------------------------------------------------------
 
-async fn begin(admin: &Control, host: i64, consumer: &TestConsumer, build: &str) -> StartTurn {
-    let row = admin.consumers().get(&consumer.tenant.name, &consumer.row.name).await.unwrap();
-    let first = admin
+async fn begin(control: &Control, host: i64, consumer: &TestConsumer, build: &str) -> StartTurn {
+    let row = control.consumers().get(&consumer.tenant.name, &consumer.row.name).await.unwrap();
+    let first = control
         .reconciliation()
         .begin_start((host, "h"), (row.consumer_id, row.revision), build, false)
         .await
         .unwrap();
     match first {
-        StartTurn::Alone => admin
+        StartTurn::Alone => control
             .reconciliation()
             .begin_start((host, "h"), (row.consumer_id, row.revision), build, true)
             .await
@@ -36,8 +36,8 @@ async fn begin(admin: &Control, host: i64, consumer: &TestConsumer, build: &str)
     }
 }
 
-async fn begun(admin: &Control, host: i64, consumer: &TestConsumer) -> Start {
-    match begin(admin, host, consumer, BUILD).await {
+async fn begun(control: &Control, host: i64, consumer: &TestConsumer) -> Start {
+    match begin(control, host, consumer, BUILD).await {
         StartTurn::Begin(start) => start,
         other => panic!("it is not started: {other:?}"),
     }
@@ -51,7 +51,7 @@ async fn dies(fixture: &InboxFixture, host: i64) -> Vec<String> {
         ))
         .await;
     fixture
-        .admin
+        .control
         .reconciliation()
         .judge_gone_starts()
         .await
@@ -66,11 +66,11 @@ async fn dies(fixture: &InboxFixture, host: i64) -> Vec<String> {
 async fn a_mark_is_judged_by_how_far_its_start_was() {
     let fixture = InboxFixture::new().await;
     let tenant = fixture.tenant("acme", "").await;
-    let admin = &fixture.admin;
+    let control = &fixture.control;
     let consumer = async |name: &str| fixture.consumer(&tenant, name, "").await;
     // Those that live do so however slow this machine is.
     let host = async || {
-        let host = admin.hosts().start("h").await.unwrap();
+        let host = control.hosts().start("h").await.unwrap();
         fixture
             .execute(format!(
                 "UPDATE oncebox.host SET seen_at = now() + interval '1 hour' WHERE host_id = {host}"
@@ -79,53 +79,53 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
         host
     };
     let is_quarantined = async |of: &TestConsumer| {
-        matches!(begin(admin, host().await, of, BUILD).await, StartTurn::Quarantined(_))
+        matches!(begin(control, host().await, of, BUILD).await, StartTurn::Quarantined(_))
     };
 
     // Unproven, and the only one of its host that was in that part: it is the one.
     let (poison, beside, one) = (consumer("poison").await, consumer("beside").await, host().await);
-    let settling = begun(admin, one, &beside).await;
+    let settling = begun(control, one, &beside).await;
     assert!(settling.is_unproven);
-    admin.reconciliation().start_settles(&settling).await.unwrap();
-    begun(admin, one, &poison).await;
+    control.reconciliation().start_settles(&settling).await.unwrap();
+    begun(control, one, &poison).await;
     let two = host().await;
     assert!(
-        matches!(begin(admin, two, &poison, BUILD).await, StartTurn::Elsewhere(_)),
+        matches!(begin(control, two, &poison, BUILD).await, StartTurn::Elsewhere(_)),
         "a living host tries it"
     );
     assert_eq!(dies(&fixture, one).await, ["poison"]);
     assert!(dies(&fixture, one).await.is_empty(), "it is judged once");
     assert!(is_quarantined(&poison).await);
     // What is paused and resumed, or suspended with its tenant, is the same policy.
-    admin.consumers().pause("acme", "poison").await.unwrap();
-    admin.consumers().resume("acme", "poison").await.unwrap();
-    admin.tenants().suspend("acme").await.unwrap();
-    admin.tenants().resume("acme").await.unwrap();
+    control.consumers().pause("acme", "poison").await.unwrap();
+    control.consumers().resume("acme", "poison").await.unwrap();
+    control.tenants().suspend("acme").await.unwrap();
+    control.tenants().resume("acme").await.unwrap();
     assert!(is_quarantined(&poison).await, "another revision of the same policy");
 
     // One that was beside it is started again, and proven by that.
-    let again = begun(admin, two, &beside).await;
+    let again = begun(control, two, &beside).await;
     assert!(again.is_suspected && again.is_unproven);
-    admin.reconciliation().end_start(&again, Some(BUILD)).await.unwrap();
+    control.reconciliation().end_start(&again, Some(BUILD)).await.unwrap();
     let three = host().await;
-    assert!(!begun(admin, three, &beside).await.is_unproven);
+    assert!(!begun(control, three, &beside).await.is_unproven);
     assert!(
-        !begun(admin, two, &beside).await.is_unproven,
+        !begun(control, two, &beside).await.is_unproven,
         "what was survived is started by all at once"
     );
     assert!(
-        matches!(begin(admin, two, &beside, "another build").await, StartTurn::Elsewhere(_)),
+        matches!(begin(control, two, &beside, "another build").await, StartTurn::Elsewhere(_)),
         "it was survived by another program"
     );
     // A host that ends by itself leaves no mark.
-    admin.hosts().end(three).await.unwrap();
-    admin.hosts().end(two).await.unwrap();
+    control.hosts().end(three).await.unwrap();
+    control.hosts().end(two).await.unwrap();
     assert_eq!(fixture.number("SELECT count(*) FROM oncebox.start_mark").await, 0);
 
     // What was survived before is quarantined when hosts end in its start again and again.
     for death in 1..=3 {
         let host = host().await;
-        begun(admin, host, &beside).await;
+        begun(control, host, &beside).await;
         assert_eq!(dies(&fixture, host).await.len(), usize::from(death == 3), "death {death}");
     }
     assert!(is_quarantined(&beside).await);
@@ -134,8 +134,8 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
     let late = consumer("late").await;
     for death in 1..=2 {
         let host = host().await;
-        let start = begun(admin, host, &late).await;
-        admin.reconciliation().start_settles(&start).await.unwrap();
+        let start = begun(control, host, &late).await;
+        control.reconciliation().start_settles(&start).await.unwrap();
         assert_eq!(dies(&fixture, host).await.len(), usize::from(death == 2), "death {death}");
     }
 
@@ -148,42 +148,42 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
         .unwrap()
     };
     for death in 2..=3 {
-        admin.consumers().set_policy("acme", "poison", policy(5 + death), true).await.unwrap();
-        assert!(admin.consumers().get("acme", "poison").await.unwrap().quarantine.is_none());
+        control.consumers().set_policy("acme", "poison", policy(5 + death), true).await.unwrap();
+        assert!(control.consumers().get("acme", "poison").await.unwrap().quarantine.is_none());
         let host = host().await;
-        begun(admin, host, &poison).await;
+        begun(control, host, &poison).await;
         assert_eq!(dies(&fixture, host).await, ["poison"]);
     }
-    admin.consumers().set_policy("acme", "poison", policy(20), true).await.unwrap();
+    control.consumers().set_policy("acme", "poison", policy(20), true).await.unwrap();
     assert!(
         is_quarantined(&poison).await,
         "it ended three hosts: only an operator lets it try again"
     );
     assert!(
-        admin.consumers().release("acme", "poison").await.unwrap()
-            && !admin.consumers().release("acme", "poison").await.unwrap()
+        control.consumers().release("acme", "poison").await.unwrap()
+            && !control.consumers().release("acme", "poison").await.unwrap()
     );
     let four = host().await;
-    let start = begun(admin, four, &poison).await;
+    let start = begun(control, four, &poison).await;
 
     // A host that was silent, and lives: what it survived, it survived.
     assert_eq!(dies(&fixture, four).await, ["poison"]);
-    admin.reconciliation().end_start(&start, Some(BUILD)).await.unwrap();
+    control.reconciliation().end_start(&start, Some(BUILD)).await.unwrap();
     assert!(!is_quarantined(&poison).await);
     // One that lives and whose start came to nothing: what followed from its silence is undone.
     let (silent, suspect, five) =
         (consumer("silent").await, consumer("suspect").await, host().await);
-    let settling = begun(admin, five, &suspect).await;
-    admin.reconciliation().start_settles(&settling).await.unwrap();
-    let start = begun(admin, five, &silent).await;
+    let settling = begun(control, five, &suspect).await;
+    control.reconciliation().start_settles(&settling).await.unwrap();
+    let start = begun(control, five, &silent).await;
     assert_eq!(dies(&fixture, five).await, ["silent"]);
     for start in [start, settling] {
-        admin.reconciliation().end_start(&start, None).await.unwrap();
+        control.reconciliation().end_start(&start, None).await.unwrap();
     }
     assert!(!is_quarantined(&silent).await);
-    let again = begun(admin, host().await, &suspect).await;
+    let again = begun(control, host().await, &suspect).await;
     assert!(!again.is_suspected && again.is_unproven);
-    let actions: Vec<_> = admin
+    let actions: Vec<_> = control
         .audit()
         .list(Some("acme"), 100)
         .await

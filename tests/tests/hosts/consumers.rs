@@ -21,8 +21,8 @@ use tokio::time::sleep;
 
 // Rows ------------------------------------------------------------------------------------------
 
-async fn actions(admin: &Control) -> Vec<String> {
-    admin
+async fn actions(control: &Control) -> Vec<String> {
+    control
         .audit()
         .list(Some("acme"), 100)
         .await
@@ -38,13 +38,13 @@ async fn actions(admin: &Control) -> Vec<String> {
 async fn a_change_of_state_is_made_once_and_leaves_a_row() {
     let fixture = InboxFixture::new().await;
     let consumer = fixture.simple("", "").await;
-    let admin = &fixture.admin;
+    let control = &fixture.control;
     let (tenant, name) = (consumer.tenant.name.as_str(), consumer.row.name.as_str());
     let refused = |answer: Result<Consumer, InboxError>, text: &str| {
         let error = answer.expect_err(text).to_string();
         assert!(error.contains(text), "{error}");
     };
-    refused(admin.consumers().drain(tenant, name).await, "has no deployment");
+    refused(control.consumers().drain(tenant, name).await, "has no deployment");
     fixture.execute("UPDATE oncebox.consumer SET generation = 1").await;
     for (change, state, revision) in [
         ("pause", "paused", 1),
@@ -54,11 +54,11 @@ async fn a_change_of_state_is_made_once_and_leaves_a_row() {
         ("drain", "draining", 5),
     ] {
         for again in [false, true] {
-            let before = actions(admin).await.len();
+            let before = actions(control).await.len();
             let now = match change {
-                "pause" => admin.consumers().pause(tenant, name).await,
-                "resume" => admin.consumers().resume(tenant, name).await,
-                _ => admin.consumers().drain(tenant, name).await,
+                "pause" => control.consumers().pause(tenant, name).await,
+                "resume" => control.consumers().resume(tenant, name).await,
+                _ => control.consumers().drain(tenant, name).await,
             };
             let now = now.unwrap();
             assert_eq!(
@@ -67,19 +67,19 @@ async fn a_change_of_state_is_made_once_and_leaves_a_row() {
                 "{change}, again: {again}"
             );
             assert_eq!(
-                actions(admin).await.len() - before,
+                actions(control).await.len() - before,
                 usize::from(!again),
                 "{change}, again: {again}"
             );
         }
-        assert_eq!(actions(admin).await[0], format!("consumer.{change}"));
+        assert_eq!(actions(control).await[0], format!("consumer.{change}"));
     }
-    admin.consumers().delete(tenant, name).await.unwrap();
-    assert_eq!(admin.consumers().delete(tenant, name).await.unwrap().revision, 6);
-    refused(admin.consumers().resume(tenant, name).await, "is being deleted");
+    control.consumers().delete(tenant, name).await.unwrap();
+    assert_eq!(control.consumers().delete(tenant, name).await.unwrap().revision, 6);
+    refused(control.consumers().resume(tenant, name).await, "is being deleted");
     let policy = Policy::parse("topics = ['t']\nack = 'after_commit'").unwrap();
     assert!(
-        admin
+        control
             .consumers()
             .set_policy(tenant, name, policy, true)
             .await
@@ -87,8 +87,8 @@ async fn a_change_of_state_is_made_once_and_leaves_a_row() {
             .to_string()
             .contains("is being deleted")
     );
-    refused(admin.consumers().begin_seek(tenant, name, vec![], Value::Null).await, "is deleting");
-    refused(admin.consumers().pause(tenant, "nobody").await, "there is no consumer");
+    refused(control.consumers().begin_seek(tenant, name, vec![], Value::Null).await, "is deleting");
+    refused(control.consumers().pause(tenant, "nobody").await, "there is no consumer");
     fixture.finish().await;
 }
 
@@ -98,11 +98,11 @@ async fn a_change_of_state_is_made_once_and_leaves_a_row() {
 async fn requests_that_wait_hold_up_nothing_of_the_host() {
     let fixture = InboxFixture::new().await;
     let consumer = fixture.simple("", "").await;
-    let requests = fixture.admin.for_requests();
-    let mut held = fixture.admin.pool.begin().await.unwrap();
+    let requests = fixture.control.for_requests();
+    let mut held = fixture.control.pool.begin().await.unwrap();
     sqlx::query("SELECT FROM oncebox.consumer FOR UPDATE").execute(&mut *held).await.unwrap();
-    let ask = |admin: Control, (tenant, name): (String, String)| async move {
-        admin.consumers().pause(&tenant, &name).await
+    let ask = |control: Control, (tenant, name): (String, String)| async move {
+        control.consumers().pause(&tenant, &name).await
     };
     let name = || (consumer.tenant.name.clone(), consumer.row.name.clone());
     let asked: Vec<_> = (0..20).map(|_| tokio::spawn(ask(requests.clone(), name()))).collect();
@@ -113,11 +113,11 @@ async fn requests_that_wait_hold_up_nothing_of_the_host() {
         )
         .await;
     // The requests give up after 20 seconds: a host that waits for them starts later.
-    let host = tokio::time::timeout(Duration::from_secs(15), fixture.admin.hosts().start("a"))
+    let host = tokio::time::timeout(Duration::from_secs(15), fixture.control.hosts().start("a"))
         .await
         .expect("the host waits")
         .unwrap();
-    assert!(fixture.admin.hosts().beat(host).await.unwrap());
+    assert!(fixture.control.hosts().beat(host).await.unwrap());
     held.rollback().await.unwrap();
     for asked in asked {
         assert_eq!(asked.await.unwrap().unwrap().state.as_str(), "paused");
@@ -125,8 +125,8 @@ async fn requests_that_wait_hold_up_nothing_of_the_host() {
     fixture.finish().await;
 }
 
-async fn desired(admin: &Control, consumer: &TestConsumer) -> DesiredState {
-    admin
+async fn desired(control: &Control, consumer: &TestConsumer) -> DesiredState {
+    control
         .reconciliation()
         .desired_states()
         .await
@@ -153,25 +153,25 @@ fn stopped(desired: &DesiredState) -> ConsumerStatus {
 async fn a_seek_is_one_hosts_turn_once_all_have_stopped() {
     let fixture = InboxFixture::new().await;
     let consumer = fixture.simple("", "").await;
-    let (admin, id) = (&fixture.admin, consumer.row.consumer_id);
+    let (control, id) = (&fixture.control, consumer.row.consumer_id);
     let (tenant, name) = (consumer.tenant.name.as_str(), consumer.row.name.as_str());
     let to = |offset| vec![SeekOffset { topic: "t".to_owned(), partition: 0, offset }];
     let (one, two) =
-        (admin.hosts().start("one").await.unwrap(), admin.hosts().start("two").await.unwrap());
-    let died = admin.hosts().start("died").await.unwrap();
+        (control.hosts().start("one").await.unwrap(), control.hosts().start("two").await.unwrap());
+    let died = control.hosts().start("died").await.unwrap();
     fixture
         .execute(format!(
             "UPDATE oncebox.host SET seen_at = now() - interval '11 s' WHERE host_id = {died}"
         ))
         .await;
 
-    assert!(matches!(admin.reconciliation().seek_turn(id).await.unwrap(), SeekTurn::None));
-    admin.consumers().begin_seek(tenant, name, to(5), Value::Null).await.unwrap();
+    assert!(matches!(control.reconciliation().seek_turn(id).await.unwrap(), SeekTurn::None));
+    control.consumers().begin_seek(tenant, name, to(5), Value::Null).await.unwrap();
     let revision =
-        admin.consumers().begin_seek(tenant, name, to(5), Value::Null).await.unwrap().revision;
+        control.consumers().begin_seek(tenant, name, to(5), Value::Null).await.unwrap().revision;
     assert_eq!(revision, 1, "the same again changes nothing");
     assert!(
-        admin
+        control
             .consumers()
             .begin_seek(tenant, name, to(6), Value::Null)
             .await
@@ -183,7 +183,7 @@ async fn a_seek_is_one_hosts_turn_once_all_have_stopped() {
     let late = async || {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
-            match admin.reconciliation().seek_turn(id).await.unwrap() {
+            match control.reconciliation().seek_turn(id).await.unwrap() {
                 SeekTurn::Waits(hosts) => return hosts,
                 SeekTurn::None => assert!(Instant::now() < deadline, "it does not wait"),
                 SeekTurn::Ours(_) => panic!("it does not wait"),
@@ -191,50 +191,50 @@ async fn a_seek_is_one_hosts_turn_once_all_have_stopped() {
         }
     };
     assert_eq!(late().await, ["one", "two"]);
-    let asked = desired(admin, &consumer).await;
+    let asked = desired(control, &consumer).await;
     assert!(asked.is_sought && asked.run_mode() == oncebox_control::RunMode::Stopped);
-    admin.hosts().report_statuses(one, &[stopped(&asked)]).await.unwrap();
-    admin
+    control.hosts().report_statuses(one, &[stopped(&asked)]).await.unwrap();
+    control
         .hosts()
         .report_statuses(two, &[ConsumerStatus { revision: 0, ..stopped(&asked) }])
         .await
         .unwrap();
     assert_eq!(late().await, ["two"], "it stopped for an older reason");
-    admin
+    control
         .hosts()
         .report_statuses(two, &[ConsumerStatus { state: RunState::Running, ..stopped(&asked) }])
         .await
         .unwrap();
     assert_eq!(late().await, ["two"]);
-    admin.hosts().report_statuses(two, &[stopped(&asked)]).await.unwrap();
+    control.hosts().report_statuses(two, &[stopped(&asked)]).await.unwrap();
 
-    let SeekTurn::Ours(hand) = admin.reconciliation().seek_turn(id).await.unwrap() else {
+    let SeekTurn::Ours(hand) = control.reconciliation().seek_turn(id).await.unwrap() else {
         panic!("all have stopped")
     };
     assert!(
-        matches!(admin.reconciliation().seek_turn(id).await.unwrap(), SeekTurn::None),
+        matches!(control.reconciliation().seek_turn(id).await.unwrap(), SeekTurn::None),
         "another host has it in hand"
     );
     // The host dies.
     drop(hand);
     let deadline = Instant::now() + Duration::from_secs(10);
     let hand = loop {
-        match admin.reconciliation().seek_turn(id).await.unwrap() {
+        match control.reconciliation().seek_turn(id).await.unwrap() {
             SeekTurn::Ours(hand) => break hand,
             _ => assert!(Instant::now() < deadline, "nobody can take it over"),
         }
     };
     assert_eq!(hand.offsets, to(5));
     hand.done().await.unwrap();
-    let after = admin.consumers().get(tenant, name).await.unwrap();
+    let after = control.consumers().get(tenant, name).await.unwrap();
     assert_eq!((after.seek, after.state.as_str(), after.revision), (None, "running", 2));
-    assert!(matches!(admin.reconciliation().seek_turn(id).await.unwrap(), SeekTurn::None));
+    assert!(matches!(control.reconciliation().seek_turn(id).await.unwrap(), SeekTurn::None));
 
-    admin.consumers().begin_seek(tenant, name, to(7), Value::Null).await.unwrap();
-    admin.consumers().cancel_seek(tenant, name).await.unwrap();
-    assert_eq!(admin.consumers().cancel_seek(tenant, name).await.unwrap().revision, 4);
+    control.consumers().begin_seek(tenant, name, to(7), Value::Null).await.unwrap();
+    control.consumers().cancel_seek(tenant, name).await.unwrap();
+    assert_eq!(control.consumers().cancel_seek(tenant, name).await.unwrap().revision, 4);
     assert_eq!(
-        actions(admin).await[..3],
+        actions(control).await[..3],
         ["consumer.seek.cancel", "consumer.seek", "consumer.seek.done"]
     );
     fixture.finish().await;
@@ -254,12 +254,12 @@ async fn a_consumer_that_ends_is_denied_and_leaves_the_audit_log_alone() {
     let log: Vec<_> = (0..10).map(|n| record(n, &format!("m{n}"), "")).collect();
     deliver(&host, &log).await;
     deliver(&neighbour, &log).await;
-    let admin = &fixture.admin;
-    let alive = admin.hosts().start("alive").await.unwrap();
-    admin.consumers().delete("acme", "orders").await.unwrap();
-    let asked = desired(admin, &consumer).await;
+    let control = &fixture.control;
+    let alive = control.hosts().start("alive").await.unwrap();
+    control.consumers().delete("acme", "orders").await.unwrap();
+    let asked = desired(control, &consumer).await;
     assert!(matches!(
-        admin.reconciliation().delete_some(&asked).await.unwrap(),
+        control.reconciliation().delete_some(&asked).await.unwrap(),
         DeletionStep::Waits(_)
     ));
 
@@ -272,28 +272,29 @@ async fn a_consumer_that_ends_is_denied_and_leaves_the_audit_log_alone() {
     let error = answer.expect_err("it is denied").to_string();
     assert!(error.contains("denied"), "{error}");
 
-    admin.hosts().report_statuses(alive, &[stopped(&asked)]).await.unwrap();
+    control.hosts().report_statuses(alive, &[stopped(&asked)]).await.unwrap();
     assert!(matches!(
-        admin.reconciliation().delete_some(&asked).await.unwrap(),
+        control.reconciliation().delete_some(&asked).await.unwrap(),
         DeletionStep::Removed(10)
     ));
-    match admin.reconciliation().delete_some(&asked).await.unwrap() {
+    match control.reconciliation().delete_some(&asked).await.unwrap() {
         DeletionStep::Last(last) => drop(last), // the host dies
         _ => panic!("the inbox is empty"),
     }
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         assert!(Instant::now() < deadline, "nobody can take it over");
-        if let DeletionStep::Last(last) = admin.reconciliation().delete_some(&asked).await.unwrap()
+        if let DeletionStep::Last(last) =
+            control.reconciliation().delete_some(&asked).await.unwrap()
         {
             break last.remove(json!({ "kafka_group": "none" })).await.unwrap();
         }
     }
     assert!(matches!(
-        admin.reconciliation().delete_some(&asked).await.unwrap(),
+        control.reconciliation().delete_some(&asked).await.unwrap(),
         DeletionStep::None
     ));
-    assert!(admin.consumers().get("acme", "orders").await.is_err());
+    assert!(control.consumers().get("acme", "orders").await.is_err());
     let left = format!(
         "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {}",
         consumer.row.consumer_id
@@ -304,7 +305,7 @@ async fn a_consumer_that_ends_is_denied_and_leaves_the_audit_log_alone() {
         10,
         "those of its neighbour stay"
     );
-    assert_eq!(actions(admin).await[..2], ["consumer.deleted", "consumer.delete"]);
+    assert_eq!(actions(control).await[..2], ["consumer.deleted", "consumer.delete"]);
     // One that is made again under the same name is another. What the first did stays.
     assert_eq!(
         fixture
@@ -330,19 +331,19 @@ async fn a_policy_changes_when_what_follows_is_accepted() {
     let fixture = InboxFixture::new().await;
     let consumer = fixture.simple("", "").await;
     fixture.consumer(&consumer.tenant, "other", "").await;
-    let admin = &fixture.admin;
+    let control = &fixture.control;
     let set = async |more: &str, accept: bool| {
         let policy = format!(
             "topics = ['t']\nidentity = {{ id = [{{ header = 'id' }}], event_type = [{{ header = \
                 'type' }}, 'topic'] }}\n{more}"
         );
-        admin
+        control
             .consumers()
             .set_policy("acme", "orders", Policy::parse(&policy).unwrap(), accept)
             .await
     };
     let base = serde_json::to_value(&consumer.policy).unwrap();
-    let same = admin
+    let same = control
         .consumers()
         .set_policy("acme", "orders", serde_json::from_value(base).unwrap(), false)
         .await
@@ -369,7 +370,7 @@ async fn a_policy_changes_when_what_follows_is_accepted() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("another consumer's"), "{error}");
-    let row = admin.consumers().get("acme", "orders").await.unwrap();
+    let row = control.consumers().get("acme", "orders").await.unwrap();
     assert_eq!(
         (row.revision, row.policy().unwrap().ack),
         (2, oncebox_model::policy::Ack::AfterInsert)
@@ -652,7 +653,7 @@ async fn killed_while_deleting(point: &str) -> Result<()> {
     fixture.until("SELECT 1 - count(*) FROM oncebox.consumer", 1).await?;
     ensure!(fixture.number("SELECT count(*) FROM oncebox.inbox").await? == 0);
     ensure!(fixture.number(EFFECTS).await? == 30, "what it did stays");
-    let last = &fixture.admin.audit().list(Some(&fixture.tenant.name), 1).await?[0];
+    let last = &fixture.control.audit().list(Some(&fixture.tenant.name), 1).await?[0];
     ensure!(
         last.action == "consumer.deleted"
             && last.details["more"]["kafka_group"]["gone"] == true

@@ -548,7 +548,7 @@ async fn finish_keys(fixture: &HostFixture) -> Result<String> {
                 limit: 1_000,
             };
             fixture
-                .admin
+                .control
                 .messages()
                 .act_on_messages(&fixture.tenant.name, "payments", &bulk)
                 .await?;
@@ -656,7 +656,7 @@ async fn make_trouble_between(
             fixture.add_partitions(partitions).await?;
             format!("partitions-{partitions}")
         }
-        6 => match fixture.admin.tenants().rotate_credentials(&fixture.tenant.name).await {
+        6 => match fixture.control.tenants().rotate_credentials(&fixture.tenant.name).await {
             Ok(_) => "rotated".to_owned(),
             // Its own database did not hear of it; a host brings it there.
             Err(error) => format!("rotat-later({error})"),

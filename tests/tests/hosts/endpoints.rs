@@ -63,7 +63,7 @@ impl PaymentFixture {
         let config = provider.host_settings();
         let options = Options { own_database, config, ..Options::default() };
         let mut base = HostFixture::with(options).await?;
-        base.admin = base.admin.clone().sending_with(provider.sender());
+        base.control = base.control.clone().sending_with(provider.sender());
         let incoming = format!("{}.in", base.topic);
         base.kafka().create_topic(&incoming, 2, &[]).await?;
         let tenant = base.tenant.name.clone();
@@ -72,13 +72,13 @@ impl PaymentFixture {
             "endpoint_hosts_allowed": [provider.authority()],
         });
         let limits = limits.as_object().context("an object")?;
-        base.admin.tenants().set_limits(&tenant, limits).await?;
-        base.admin.tenant_databases().apply_migration(&base.tenant, "seen", SEEN).await?;
+        base.control.tenants().set_limits(&tenant, limits).await?;
+        base.control.tenant_databases().apply_migration(&base.tenant, "seen", SEEN).await?;
         let mut endpoint = provider.endpoint("pay");
         endpoint.answer = AnswerMode::Delivered;
         change(&mut endpoint);
-        base.admin.endpoints().set(&tenant, &endpoint, false).await?;
-        base.admin.consumers().create(&tenant, CONSUMER, &policy(&incoming)?).await?;
+        base.control.endpoints().set(&tenant, &endpoint, false).await?;
+        base.control.consumers().create(&tenant, CONSUMER, &policy(&incoming)?).await?;
         let publisher = Publisher::new(base.kafka().bootstrap())?;
         let fixture = Self { base, provider, seed, incoming, publisher, placed: Vec::new() };
         let pay = Step::Emit(Emit::to("http:pay", "order.pay"));
@@ -94,7 +94,7 @@ impl PaymentFixture {
         let new = NewDeployment { grants, ..NewDeployment::stable(event_type, kind, "") };
         let component = component(&all, &End::Ok);
         let tenant = &self.base.tenant.name;
-        self.base.admin.versions().deploy_compiled(tenant, CONSUMER, new, &component).await?;
+        self.base.control.versions().deploy_compiled(tenant, CONSUMER, new, &component).await?;
         Ok(())
     }
 
@@ -133,7 +133,7 @@ impl PaymentFixture {
     /// they started it. It ends with an error alone.
     async fn keep_releasing(&self) -> Result<()> {
         loop {
-            self.base.admin.consumers().release(&self.base.tenant.name, CONSUMER).await?;
+            self.base.control.consumers().release(&self.base.tenant.name, CONSUMER).await?;
             sleep(Duration::from_millis(500)).await;
         }
     }
@@ -330,7 +330,7 @@ fn accept_duplicates(endpoint: &mut NewEndpoint) {
 /// Places an order while the endpoint is not there, so that what it emits is parked, and sets the
 /// endpoint again.
 async fn park_one(fixture: &mut PaymentFixture, host: &HostProcess) -> Result<()> {
-    let (endpoints, tenant) = (fixture.base.admin.endpoints(), fixture.base.tenant.name.clone());
+    let (endpoints, tenant) = (fixture.base.control.endpoints(), fixture.base.tenant.name.clone());
     endpoints.remove(&tenant, "pay").await?;
     sleep(Duration::from_millis(1_500)).await; // a change takes effect within a second
     let orders = fixture.orders(1);
@@ -341,7 +341,7 @@ async fn park_one(fixture: &mut PaymentFixture, host: &HostProcess) -> Result<()
     let mut endpoint = fixture.provider.endpoint("pay");
     endpoint.answer = AnswerMode::Delivered;
     accept_duplicates(&mut endpoint);
-    fixture.base.admin.endpoints().set(&tenant, &endpoint, false).await?;
+    fixture.base.control.endpoints().set(&tenant, &endpoint, false).await?;
     Ok(())
 }
 
@@ -388,7 +388,7 @@ async fn what_may_have_happened_twice_is_counted_and_an_open_breaker_is_shown() 
     let shown = "SELECT count(*) FROM oncebox.host_endpoint WHERE state = 'open'";
     fixture.base.until(shown, 1).await.unwrap();
     let tenant = fixture.base.tenant.name.clone();
-    let counts = fixture.base.admin.outgoing().stats(&tenant, None).await.unwrap();
+    let counts = fixture.base.control.outgoing().stats(&tenant, None).await.unwrap();
     assert!(counts.iter().any(|count| count.breaker.as_deref() == Some("open")), "{counts:?}");
     let stats = ["outgoing", "stats", "--tenant", &tenant];
     assert!(fixture.base.ok(&stats).await.unwrap().contains("open"));

@@ -37,7 +37,7 @@ impl Host {
 
     fn inbox(&self, fixture: &InboxFixture, consumer: &TestConsumer) -> Arc<ConsumerInbox> {
         let sessions = Sessions::of(
-            fixture.admin.tenant_databases().session_target(&consumer.tenant).unwrap(),
+            fixture.control.tenant_databases().session_target(&consumer.tenant).unwrap(),
             &SessionSettings::default(),
             self.budget.clone(),
         );
@@ -370,7 +370,7 @@ async fn limits_that_change_take_effect_at_once() {
         TenantLimits { transactions_max: Some(1), ..TenantLimits::default() },
     );
     let consumer = fixture.consumer(&tenant, "orders", "batch = { messages_max = 1 }").await;
-    let (host, gate) = (Host::of(8, 4 << 30), fixture.control.gate("held"));
+    let (host, gate) = (Host::of(8, 4 << 30), fixture.script.gate("held"));
     let backlog = Backlog::start(&host.inbox(&fixture, &consumer), 4, 4, "gate held");
     gate.reached(1).await;
     while host.snapshot().waiting < 3 {
@@ -463,7 +463,7 @@ async fn one_to_forty_slow_tenants_hold_up_nobody() {
         let victim = fixture.consumer(&fixture.tenant("victim", "").await, "orders", "").await;
         let host = Host::of(32, 4 << 30);
         let inbox = host.inbox(&fixture, &victim);
-        let gate = fixture.control.gate("siege");
+        let gate = fixture.script.gate("siege");
         let mut partition = PartitionInbox::open(inbox, "t", 0, 0).await.unwrap();
         assert_eq!(partition.process(&[at(0, 0, "before", "")]).await.unwrap(), 1);
         let partitions = (40 / tenants).max(2);
@@ -535,7 +535,7 @@ async fn computing(
             (partition, processed)
         }
     });
-    fixture.control.gate("held").reached(1).await;
+    fixture.script.gate("held").reached(1).await;
     (consumer, inbox, task)
 }
 
@@ -578,7 +578,7 @@ async fn a_handler_that_is_stopped_leaves_nothing() {
         (host.snapshot().running, fixture.number("SELECT count(*) FROM oncebox.inbox").await),
         (0, 0)
     );
-    fixture.control.gate("held").open();
+    fixture.script.gate("held").open();
     assert_eq!(partition.process(&[at(0, 0, "m", "gate held")]).await.unwrap(), 1);
     assert_eq!(fixture.row(&consumer, "m").await.state(), ("completed", None, 1));
     assert_eq!(fixture.effects(&consumer, "m").await, 1);

@@ -286,7 +286,7 @@ async fn locks_itself_out(fixture: &HostileFixture) {
     }
     fixture.settled(fixture.evil, settled + 3).await;
     let limits = HostLimits { connections_max: 32 };
-    let findings = fixture.admin.doctor().run(limits).await.unwrap();
+    let findings = fixture.control.doctor().run(limits).await.unwrap();
     let wrong: Vec<_> = findings
         .iter()
         .filter(|finding| finding.severity == Severity::Error && !finding.found.contains("`fsync`"))

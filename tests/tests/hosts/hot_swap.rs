@@ -46,7 +46,11 @@ async fn fixture(partitions: i32) -> Result<HostFixture> {
 
 async fn scenario_with(options: Options) -> Result<HostFixture> {
     let fixture = HostFixture::with(options).await?;
-    fixture.admin.tenant_databases().apply_migration(&fixture.tenant, "twins", TWIN_TABLE).await?;
+    fixture
+        .control
+        .tenant_databases()
+        .apply_migration(&fixture.tenant, "twins", TWIN_TABLE)
+        .await?;
     // What an account's name asks for happens in both tables.
     fixture
         .execute(
@@ -65,7 +69,7 @@ async fn deploy(
     let mut new = NewDeployment::stable(EVENT_TYPE, "ledger", "");
     change(&mut new);
     Ok(fixture
-        .admin
+        .control
         .versions()
         .deploy_compiled(&fixture.tenant.name, CONSUMER, new, component)
         .await?)
@@ -79,7 +83,7 @@ fn slot() -> Slot {
 async fn wait_switched(fixture: &HostFixture, generation: i64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
-        let hosts = fixture.admin.hosts().progress(fixture.consumer_id).await?;
+        let hosts = fixture.control.hosts().progress(fixture.consumer_id).await?;
         if !hosts.is_empty() && hosts.iter().all(|host| host.generation >= generation) {
             return Ok(());
         }
@@ -261,7 +265,7 @@ async fn across_a_rollback(stopped: Duration) -> Result<()> {
             .await?;
         asleep.signal(libc::SIGSTOP);
         let rollback = fixture
-            .admin
+            .control
             .deployments()
             .roll_back(&fixture.tenant.name, CONSUMER, &slot(), None, Some("wrong table"), false)
             .await?;
@@ -293,7 +297,7 @@ async fn across_a_rollback(stopped: Duration) -> Result<()> {
     // It works again, with what is live.
     wait_switched(
         &fixture,
-        fixture.admin.deployments().live(fixture.consumer_id).await?.generation,
+        fixture.control.deployments().live(fixture.consumer_id).await?.generation,
     )
     .await?;
     awake.stop().await?;
@@ -342,7 +346,7 @@ async fn canary() -> Result<()> {
     tokio::try_join!(steady_payments(&fixture, &stop), ended)?;
     fixture.wait_settled().await?;
     let canary =
-        fixture.admin.deployments().get(fixture.consumer_id, candidate.deployment_id).await?;
+        fixture.control.deployments().get(fixture.consumer_id, candidate.deployment_id).await?;
     let reason = canary.ended_reason.unwrap_or_default();
     println!("{reason}");
     ensure!(reason.contains("runs failed within 60 s"), "it says why: {reason}");
@@ -363,7 +367,7 @@ async fn canary() -> Result<()> {
         "the canary had its share"
     );
     ensure!(fixture.number(FOREIGN_EFFECTS).await? == 0);
-    let audit = fixture.admin.audit().list(Some(&fixture.tenant.name), 1).await?;
+    let audit = fixture.control.audit().list(Some(&fixture.tenant.name), 1).await?;
     ensure!(audit[0].action == "canary.rollback" && audit[0].actor == "oncebox", "{audit:?}");
     host.stop().await
 }
@@ -434,7 +438,7 @@ async fn shadowed() -> Result<()> {
     wait_switched(&fixture, shadow.generation).await?;
     fixture.until(TRIGGERS, 2).await?;
     let compared = || async {
-        let report = fixture.admin.shadows().report(shadow.deployment_id).await?;
+        let report = fixture.control.shadows().report(shadow.deployment_id).await?;
         anyhow::Ok((report.differ, report))
     };
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -461,7 +465,7 @@ async fn shadowed() -> Result<()> {
     );
     fixture.check().await?;
     fixture
-        .admin
+        .control
         .deployments()
         .end(&fixture.tenant.name, CONSUMER, shadow.deployment_id, None)
         .await?;

@@ -99,7 +99,7 @@ impl LifecycleFixture {
             HostFixture::with(Options { static_members: false, ..Options::default() }).await?;
         let new =
             NewToken { name: "operator", role: TokenRole::Admin, tenant: None, expires_at: None };
-        let (_, secret) = hosts.admin.tokens().create(&new).await?;
+        let (_, secret) = hosts.control.tokens().create(&new).await?;
         let folder = WorkingDir::new()?.with("ONCEBOX_TOKEN", secret.reveal());
         folder.write("ledger.wasm", LEDGER)?;
         folder.write("schema.sql", SCHEMA)?;
@@ -190,7 +190,7 @@ impl LifecycleFixture {
             let quarantined: Vec<(String, String)> =
                 sqlx::query_as(QUARANTINED).fetch_all(&self.hosts.pool).await?;
             for (tenant, name) in quarantined {
-                match self.hosts.admin.consumers().release(&tenant, &name).await {
+                match self.hosts.control.consumers().release(&tenant, &name).await {
                     Ok(true) => println!("`{tenant}/{name}` was quarantined, and is started again"),
                     Ok(false) | Err(InboxError::NotFound(_)) => continue,
                     Err(error) => return Err(error.into()),
@@ -251,7 +251,7 @@ impl LifecycleFixture {
     }
 
     async fn schema(&self, consumer: &TestConsumer) -> Result<String> {
-        Ok(self.hosts.admin.tenants().get(&consumer.tenant).await?.schema_name)
+        Ok(self.hosts.control.tenants().get(&consumer.tenant).await?.schema_name)
     }
 
     async fn number(&self, sql: String) -> Result<i64> {
@@ -274,7 +274,7 @@ impl LifecycleFixture {
     /// one.
     async fn check_whole(&self, consumer: &TestConsumer) -> Result<()> {
         let consumer_id =
-            self.hosts.admin.consumers().get(&consumer.tenant, consumer.name).await?.consumer_id;
+            self.hosts.control.consumers().get(&consumer.tenant, consumer.name).await?.consumer_id;
         let odd = format!(
             "WITH e AS (SELECT message_id, count(*) AS n FROM {}.ledger_entry WHERE message_id \
                 LIKE '{}-{}-%' GROUP BY 1), \
@@ -328,7 +328,7 @@ impl LifecycleFixture {
     async fn late(&self, consumer: &TestConsumer) -> Result<String> {
         let (found, expected) = (self.effects(consumer).await?, consumer.expected());
         let consumer_id =
-            self.hosts.admin.consumers().get(&consumer.tenant, consumer.name).await?.consumer_id;
+            self.hosts.control.consumers().get(&consumer.tenant, consumer.name).await?.consumer_id;
         let rows = format!(
             "SELECT status, count(*) FROM oncebox.inbox WHERE consumer_id = {consumer_id} GROUP BY \
                 1"
@@ -379,7 +379,7 @@ impl LifecycleFixture {
         let deadline = Instant::now() + STEP;
         while !self
             .hosts
-            .admin
+            .control
             .hosts()
             .statuses(Some(&consumer.tenant), Some(consumer.name))
             .await?
@@ -590,7 +590,7 @@ async fn tell(
     fixture.wait_exact(second).await?;
     println!("{} effects of `{tenant}`, each once", second.expected());
     let (schema, login) = {
-        let row = fixture.hosts.admin.tenants().get(tenant).await?;
+        let row = fixture.hosts.control.tenants().get(tenant).await?;
         (row.schema_name, row.login)
     };
     fixture.api(&["tenant", "delete", tenant, "--confirm", tenant], "there is no tenant").await?;

@@ -47,7 +47,7 @@ const THREADS_OF_HOST: usize = 60;
 
 /// A database with many tenants, a broker with a topic for each, and a host.
 struct ManyTenants {
-    admin: Control,
+    control: Control,
     pool: PgPool,
     tenants: Vec<Tenant>,
     broker: MockBroker,
@@ -66,7 +66,7 @@ impl ManyTenants {
         .unwrap();
         let pool = PgPoolOptions::new().max_connections(4).connect_lazy(database.url()).unwrap();
         let key = MasterKey::generate();
-        let admin =
+        let control =
             Control::new(database.url().parse().unwrap(), MasterKey::parse(&key).unwrap(), "test");
         let broker = MockBroker::start().unwrap();
         let producer = ClientConfig::new()
@@ -76,7 +76,7 @@ impl ManyTenants {
             .unwrap();
         let folder = WorkingDir::new().unwrap();
         let mut fixture =
-            Self { admin, pool, tenants: Vec::new(), broker, producer, key, folder, database };
+            Self { control, pool, tenants: Vec::new(), broker, producer, key, folder, database };
         let joined = stream::iter(0..size)
             .map(|number| fixture.join(number))
             .buffered(4)
@@ -90,20 +90,20 @@ impl ManyTenants {
     async fn join(&self, number: usize) -> Tenant {
         let topic = topic(number);
         self.broker.create_topic(&topic, 1).unwrap();
-        let tenant = self.admin.tenants().create(&format!("t-{number}")).await.unwrap();
-        self.admin.tenant_databases().apply_migration(&tenant, "tables", SCHEMA).await.unwrap();
+        let tenant = self.control.tenants().create(&format!("t-{number}")).await.unwrap();
+        self.control.tenant_databases().apply_migration(&tenant, "tables", SCHEMA).await.unwrap();
         let policy = format!(
             "topics = ['{topic}']\nack = 'after_commit'\n\
              identity = {{ id = [{{ header = 'id' }}], event_type = [{{ header = 'type' }}] }}\n\
              retry = {{ attempts_max = 20, backoff_min_ms = 50, backoff_max_ms = 200 }}"
         );
-        self.admin
+        self.control
             .consumers()
             .create(&tenant.name, CONSUMER, &Policy::parse(&policy).unwrap())
             .await
             .unwrap();
         let deployment = NewDeployment::stable("payment.captured", "ledger", "");
-        self.admin
+        self.control
             .versions()
             .deploy_compiled(&tenant.name, CONSUMER, deployment, COMPONENT)
             .await

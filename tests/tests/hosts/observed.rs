@@ -370,7 +370,7 @@ async fn the_rules_fire_on_what_a_host_measures_and_end_with_it() {
 async fn the_rule_fires_while_a_consumer_with_outside_effects_is_replayed() {
     const KIND: &str = r#"UPDATE oncebox.consumer SET policy = jsonb_set(policy, '{replay,kind}', '"workflow"'), policy_revision = revision + 1, revision = revision + 1 WHERE consumer_id = {consumer}"#;
     const RUNS: &str = "SELECT count(*) FROM oncebox.host_consumer c JOIN oncebox.consumer o USING \
-        (consumer_id) WHERE c.run_revision = o.revision AND c.run_state IN ('running', 'idle')";
+        (consumer_id) WHERE c.status_revision = o.revision AND c.status IN ('running', 'idle')";
     const DONE: &str = "SELECT count(*) FROM oncebox.replay WHERE state = 'done'";
     let policy = "payload = 'all'\nreplay = { kind = 'projection' }";
     let fixture = HostFixture::with(Options { policy, ..Options::default() }).await.unwrap();
@@ -384,7 +384,7 @@ async fn the_rule_fires_while_a_consumer_with_outside_effects_is_replayed() {
             fixture.execute(KIND).await.unwrap();
             fixture.until(RUNS, 1).await.unwrap();
         }
-        let replays = fixture.admin.replays();
+        let replays = fixture.control.replays();
         let plan = replays.plan(&tenant, "payments", &ReplayFilter::default()).await.unwrap();
         let start = ReplayStart {
             token: plan.token,

@@ -240,7 +240,7 @@ async fn a_dead_destination_delays_no_other_and_loses_nothing() {
     let deadline = Instant::now() + Duration::from_secs(60);
     while shop.base.number(&left).await.unwrap() == 0 {
         assert!(Instant::now() < deadline, "messages to the topic are not sent");
-        shop.base.admin.outgoing().act(&shop.base.tenant.name, &redrive).await.unwrap();
+        shop.base.control.outgoing().act(&shop.base.tenant.name, &redrive).await.unwrap();
         sleep(Duration::from_millis(500)).await;
     }
     let arrived = shop.read(&shop.dead).await.unwrap();
@@ -294,15 +294,15 @@ async fn deploy_example(base: &HostFixture) -> Result<()> {
     let (tenant, topic) = (&base.tenant.name, &base.topic);
     let limits = json!({ "destinations_allowed": [format!("kafka:{topic}.*"), "inbox:purchases"] });
     let limits = limits.as_object().context("an object")?;
-    base.admin.tenants().set_limits(tenant, limits).await?;
-    base.admin.tenant_databases().apply_migration(&base.tenant, "purchases", PURCHASES).await?;
+    base.control.tenants().set_limits(tenant, limits).await?;
+    base.control.tenant_databases().apply_migration(&base.tenant, "purchases", PURCHASES).await?;
     let policy = format!(
         "topics = ['{topic}.orders']\nack = 'after_commit'\norder = 'key'\n\
          identity = {{ id = [{{ header = 'id' }}], event_type = [{{ header = 'type' }}] }}\n\
          retry = {{ attempts_max = 20, backoff_min_ms = 50, backoff_max_ms = 200, lease_ms = 4000 \
          }}\nlimits = {{ deadline_ms = 1400 }}"
     );
-    base.admin.consumers().create(tenant, "purchases", &Policy::parse(&policy)?).await?;
+    base.control.consumers().create(tenant, "purchases", &Policy::parse(&policy)?).await?;
     let settings = json!({
         "confirm_to": format!("kafka:{topic}.confirmed"),
         "remind_to": "inbox:purchases",
@@ -313,7 +313,7 @@ async fn deploy_example(base: &HostFixture) -> Result<()> {
         settings: settings.as_object().context("an object")?.clone(),
         ..NewDeployment::stable("*", "order-events", "")
     };
-    base.admin.versions().deploy_compiled(tenant, "purchases", new, &component).await?;
+    base.control.versions().deploy_compiled(tenant, "purchases", new, &component).await?;
     Ok(())
 }
 

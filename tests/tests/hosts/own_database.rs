@@ -46,17 +46,17 @@ impl DatabaseFixture {
         let database = InboxFixture::another_database().await;
         let tenant = inbox.tenant_at("acme", &database, "").await;
         let own = inbox.consumer(&tenant, "orders", "retry = { attempts_max = 1 }").await;
-        inbox.admin.tenant_databases().replicate(&tenant).await.unwrap();
+        inbox.control.tenant_databases().replicate(&tenant).await.unwrap();
         Self { inbox, database, own }
     }
 
-    fn admin(&self) -> &Control {
-        &self.inbox.admin
+    fn control(&self) -> &Control {
+        &self.inbox.control
     }
 
     /// Connections of the host's login to the tenant's database.
     fn pool(&self) -> PgPool {
-        self.admin().tenant_databases().get(&self.own.tenant).unwrap().pool
+        self.control().tenant_databases().get(&self.own.tenant).unwrap().pool
     }
 
     async fn number(&self, sql: &str) -> i64 {
@@ -75,14 +75,14 @@ impl DatabaseFixture {
             report: &serde_json::Value::Null,
             is_compiled: true,
         };
-        let version = self.admin().versions().add("acme", "h", new).await.unwrap();
+        let version = self.control().versions().add("acme", "h", new).await.unwrap();
         let new = NewDeployment::stable("*", "h", &hex::encode(&version.digest));
-        self.admin().deployments().deploy("acme", "orders", &new).await.unwrap()
+        self.control().deployments().deploy("acme", "orders", &new).await.unwrap()
     }
 
     /// A host that runs a version of a generation.
     fn host(&self, deployment: &oncebox_control::Deployment) -> Arc<oncebox_inbox::ConsumerInbox> {
-        let script = Script::version(self.inbox.control.clone(), deployment.version_id);
+        let script = Script::version(self.inbox.script.clone(), deployment.version_id);
         let handlers =
             PlainHandlers::resolving(deployment.generation, move |_| Some(script.clone()));
         self.inbox.host_with(&self.own, handlers, &SessionSettings::default())
@@ -90,7 +90,7 @@ impl DatabaseFixture {
 
     async fn rollback(&self, redrive: bool) -> Result<oncebox_control::Rollback, InboxError> {
         let slot = Slot { event_type: "*".to_owned(), event_versions: None };
-        self.admin()
+        self.control()
             .deployments()
             .roll_back("acme", "orders", &slot, None, Some("why"), redrive)
             .await
@@ -161,7 +161,7 @@ async fn inbox_and_tables_live_in_the_tenants_own_database() {
     assert_eq!(fixture.inbox.number(here).await, 0, "the schema is not here");
 
     let all = fixture
-        .admin()
+        .control()
         .messages()
         .inbox_list(&Filter { limit: 10, ..Filter::default() })
         .await
@@ -171,13 +171,13 @@ async fn inbox_and_tables_live_in_the_tenants_own_database() {
     assert_eq!(told.len(), 3, "{told:?}");
     assert!(told.contains(&("acme", "a")) && told.contains(&("plain", "c")), "{told:?}");
     let newest = fixture
-        .admin()
+        .control()
         .messages()
         .inbox_list(&Filter { limit: 1, ..Filter::default() })
         .await
         .unwrap();
     assert_eq!(newest[0].message_id, "c", "newest first, over all databases");
-    let shown = fixture.admin().messages().inbox_show("acme", "orders", "a").await.unwrap();
+    let shown = fixture.control().messages().inbox_show("acme", "orders", "a").await.unwrap();
     assert_eq!(
         shown.row.version.as_deref(),
         Some(hex::encode(&live.digest).as_str()),
@@ -185,8 +185,8 @@ async fn inbox_and_tables_live_in_the_tenants_own_database() {
     );
 
     // The record of a migration is beside the tables; the host's copy has its audit row, once.
-    fixture.admin().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
-    let held = fixture.admin().tenant_databases().migrations("acme").await.unwrap();
+    fixture.control().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
+    let held = fixture.control().tenant_databases().migrations("acme").await.unwrap();
     assert_eq!(held.iter().map(|m| m.name.as_str()).collect::<Vec<_>>(), ["tables"]);
     let audit = "SELECT count(*) FROM oncebox.audit WHERE action = 'tenant.migrate' AND subject = \
         'acme/tables'";
@@ -195,8 +195,8 @@ async fn inbox_and_tables_live_in_the_tenants_own_database() {
         requires_migration: Some("tables".into()),
         ..NewDeployment::stable("x", "h", &hex::encode(&live.digest))
     };
-    fixture.admin().deployments().deploy("acme", "orders", &requires).await.unwrap();
-    fixture.admin().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
+    fixture.control().deployments().deploy("acme", "orders", &requires).await.unwrap();
+    fixture.control().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
     fixture.finish().await;
 }
 
@@ -204,16 +204,16 @@ async fn inbox_and_tables_live_in_the_tenants_own_database() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_cannot_be_the_place_is_refused_and_nothing_is_made() {
     let fixture = DatabaseFixture::new().await;
-    let admin = fixture.admin();
+    let control = fixture.control();
     let refused = async |url: &str, expected: &str| {
-        let error = admin
+        let error = control
             .tenants()
             .create_dedicated("other", &DatabaseUrl::parse(url).unwrap())
             .await
             .unwrap_err()
             .to_string();
         assert!(error.contains(expected), "{error}, not {expected}");
-        assert!(matches!(admin.tenants().get("other").await, Err(InboxError::NotFound(_))));
+        assert!(matches!(control.tenants().get("other").await, Err(InboxError::NotFound(_))));
     };
     let host_url = fixture.inbox.url();
     refused(&host_url, "is an installation's own database").await;
@@ -254,14 +254,14 @@ async fn a_database_that_cannot_be_the_place_is_refused_and_nothing_is_made() {
     refused("postgres://nobody:s3cr3t@127.0.0.1:9/none", "cannot hold the tenant's inbox").await;
 
     // Another tenant of this installation may be there; another installation's may not.
-    let tenant = admin
+    let tenant = control
         .tenants()
         .create_dedicated("other", &DatabaseUrl::parse(&url).unwrap())
         .await
         .unwrap();
     let stranger = InboxFixture::new().await;
     let error = stranger
-        .admin
+        .control
         .tenants()
         .create_dedicated("acme", &DatabaseUrl::parse(&url).unwrap())
         .await
@@ -278,7 +278,7 @@ async fn a_database_that_cannot_be_the_place_is_refused_and_nothing_is_made() {
     assert!(error.contains("give the host a database of its own"), "{error}");
     theirs.pool.close().await;
 
-    admin.tenants().take_back(&tenant).await.unwrap();
+    control.tenants().take_back(&tenant).await.unwrap();
     let left = format!("SELECT count(*) FROM pg_roles WHERE rolname LIKE '{}%'", tenant.login);
     assert_eq!(number(&pool, &left).await, 0, "its roles are gone");
     pool.close().await;
@@ -293,7 +293,7 @@ async fn a_database_that_cannot_be_the_place_is_refused_and_nothing_is_made() {
 async fn a_withdrawal_stands_in_both_databases_before_it_is_answered() {
     let fixture = DatabaseFixture::new().await;
     let (good, bad) = (fixture.deploy("good").await, fixture.deploy("bad").await);
-    fixture.admin().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
+    fixture.control().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
     let stale = fixture.host(&bad);
     deliver(&stale, &[record(0, "a", "before 2 reject"), record(1, "b", "")]).await;
     assert_eq!(
@@ -318,7 +318,7 @@ async fn a_withdrawal_stands_in_both_databases_before_it_is_answered() {
     fixture.inbox.retry_until_settled_in(&live, &fixture.pool()).await;
     assert_eq!(fixture.effects().await, 2, "what it had failed ran again, with what is live");
     let worse = fixture.deploy("worse").await;
-    fixture.admin().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
+    fixture.control().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
     let stale = fixture.host(&worse);
     deliver(&stale, &[record(3, "d", "before 2 reject")]).await;
     fixture.die_after_the_first_commit(worse.deployment_id).await;
@@ -326,7 +326,7 @@ async fn a_withdrawal_stands_in_both_databases_before_it_is_answered() {
     assert!(truth.1 > mirror.1, "what is required there never runs ahead");
     for _ in 0..2 {
         // Any host's look, and again.
-        fixture.admin().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
+        fixture.control().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
     }
     let [truth, mirror] = fixture.both().await;
     assert_eq!(truth, mirror);
@@ -362,7 +362,7 @@ async fn a_withdrawal_stands_in_both_databases_before_it_is_answered() {
 async fn a_withdrawal_that_did_not_reach_the_tenants_database_says_so() {
     let fixture = DatabaseFixture::new().await;
     let (good, bad) = (fixture.deploy("good").await, fixture.deploy("bad").await);
-    fixture.admin().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
+    fixture.control().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
     let allow = async |allowed: bool| {
         fixture
             .inbox
@@ -380,11 +380,11 @@ async fn a_withdrawal_that_did_not_reach_the_tenants_database_says_so() {
         "{error}"
     );
     let live =
-        fixture.admin().deployments().list(fixture.own.row.consumer_id, false).await.unwrap();
+        fixture.control().deployments().list(fixture.own.row.consumer_id, false).await.unwrap();
     assert_eq!(live[0].version_id, good.version_id, "the change is made");
     assert!(bad.version_id != good.version_id);
     allow(true).await;
-    fixture.admin().tenant_databases().prepare(&fixture.own.tenant).await.unwrap();
+    fixture.control().tenant_databases().prepare(&fixture.own.tenant).await.unwrap();
     fixture.finish().await;
 }
 
@@ -395,7 +395,7 @@ async fn a_mirror_that_was_damaged_is_made_equal() {
     let fixture = DatabaseFixture::new().await;
     let live = fixture.deploy("one").await;
     let tenant = &fixture.own.tenant;
-    fixture.admin().tenant_databases().replicate(tenant).await.unwrap();
+    fixture.control().tenant_databases().replicate(tenant).await.unwrap();
     let host = fixture.host(&live);
     deliver(&host, &records(["a"])).await;
     let login = &tenant.login;
@@ -425,7 +425,7 @@ async fn a_mirror_that_was_damaged_is_made_equal() {
             .execute(&fixture.pool())
             .await
             .unwrap_or_else(|error| panic!("`{damage}`: {error}"));
-        fixture.admin().tenant_databases().replicate(tenant).await.unwrap_or_else(|error| {
+        fixture.control().tenant_databases().replicate(tenant).await.unwrap_or_else(|error| {
             panic!(
                 "after `{damage}`: \
             {error}"
@@ -444,8 +444,8 @@ async fn a_mirror_that_was_damaged_is_made_equal() {
     // again for new.
     sqlx::raw_sql("DELETE FROM oncebox.installation").execute(&fixture.pool()).await.unwrap();
     for error in [
-        fixture.admin().tenant_databases().replicate(tenant).await.unwrap_err(),
-        fixture.admin().tenant_databases().prepare(tenant).await.unwrap_err(),
+        fixture.control().tenant_databases().replicate(tenant).await.unwrap_err(),
+        fixture.control().tenant_databases().prepare(tenant).await.unwrap_err(),
     ] {
         assert!(
             error.to_string().contains("does not hold its inbox; restore it from a backup"),
@@ -453,7 +453,7 @@ async fn a_mirror_that_was_damaged_is_made_equal() {
         );
     }
     let give_back =
-        "INSERT INTO oncebox.installation (installation_id, is_place) VALUES ($1, true)";
+        "INSERT INTO oncebox.installation (installation_id, is_dedicated) VALUES ($1, true)";
     let id: sqlx::types::Uuid =
         sqlx::query_scalar("SELECT installation_id FROM oncebox.installation")
             .fetch_one(&fixture.inbox.pool)
@@ -472,11 +472,11 @@ async fn writers_of_the_mirror_never_take_it_back() {
     let stop = Arc::new(AtomicBool::new(false));
     let writers: Vec<_> = (0..3)
         .map(|_| {
-            let (admin, tenant, stop) =
-                (fixture.admin().clone(), fixture.own.tenant.clone(), stop.clone());
+            let (control, tenant, stop) =
+                (fixture.control().clone(), fixture.own.tenant.clone(), stop.clone());
             tokio::spawn(async move {
                 while !stop.load(Ordering::Relaxed) {
-                    admin.tenant_databases().replicate(&tenant).await.unwrap();
+                    control.tenant_databases().replicate(&tenant).await.unwrap();
                 }
             })
         })
@@ -496,7 +496,7 @@ async fn writers_of_the_mirror_never_take_it_back() {
     for writer in writers {
         writer.await.unwrap();
     }
-    fixture.admin().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
+    fixture.control().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
     fixture.finish().await;
 }
 
@@ -518,13 +518,13 @@ async fn the_url_is_sealed_and_its_password_never_shown() {
     .fetch_one(&fixture.inbox.pool)
     .await
     .unwrap();
-    let tenant = fixture.admin().tenants().get("acme").await.unwrap();
+    let tenant = fixture.control().tenants().get("acme").await.unwrap();
     let shown = tenant.database.clone().unwrap();
     assert!(shown.ends_with(fixture.database.name()) && row.contains(&shown), "{shown}");
     let said = [
         row,
         serde_json::to_string(&tenant).unwrap(),
-        format!("{:?}", fixture.admin().audit().list(None, 50).await.unwrap()),
+        format!("{:?}", fixture.control().audit().list(None, 50).await.unwrap()),
     ];
     for said in said {
         assert!(!said.contains(plain), "{said}");
@@ -548,11 +548,11 @@ async fn the_url_is_sealed_and_its_password_never_shown() {
 async fn credentials_are_rotated_in_both_databases_and_open_sessions_go_on() {
     let mut fixture = DatabaseFixture::new().await;
     let live = fixture.deploy("one").await;
-    fixture.admin().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
+    fixture.control().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
     let before = fixture.host(&live);
     deliver(&before, &records(["a"])).await;
     for round in 0..2 {
-        let rotated = fixture.admin().tenants().rotate_credentials("acme").await.unwrap();
+        let rotated = fixture.control().tenants().rotate_credentials("acme").await.unwrap();
         let [truth, mirror] = fixture.both().await;
         assert_eq!(truth, mirror, "the answer came before the mirror");
         if round == 0 {
@@ -571,24 +571,24 @@ async fn credentials_are_rotated_in_both_databases_and_open_sessions_go_on() {
 async fn a_deleted_tenant_leaves_nothing_in_its_database_and_its_name_is_free() {
     let fixture = DatabaseFixture::new().await;
     let live = fixture.deploy("one").await;
-    fixture.admin().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
+    fixture.control().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
     deliver(&fixture.host(&live), &records(["a", "b"])).await;
     let pool = PgPool::connect(fixture.database.url()).await.unwrap();
-    let tenant = fixture.admin().tenants().delete("acme").await.unwrap();
+    let tenant = fixture.control().tenants().delete("acme").await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let looking = tokio::spawn({
-        let (admin, tenant, stop) = (fixture.admin().clone(), tenant.clone(), stop.clone());
+        let (control, tenant, stop) = (fixture.control().clone(), tenant.clone(), stop.clone());
         async move {
             while !stop.load(Ordering::Relaxed) {
-                let _ = admin.tenant_databases().replicate(&tenant).await; // as a host does
+                let _ = control.tenant_databases().replicate(&tenant).await; // as a host does
             }
         }
     });
-    assert!(fixture.admin().tenants().remove(&tenant).await.unwrap());
+    assert!(fixture.control().tenants().remove(&tenant).await.unwrap());
     stop.store(true, Ordering::Relaxed);
     looking.await.unwrap();
     assert_eq!(left_over(&pool, &tenant.login).await, 0, "something is left there");
-    assert!(matches!(fixture.admin().tenants().get("acme").await, Err(InboxError::NotFound(_))));
+    assert!(matches!(fixture.control().tenants().get("acme").await, Err(InboxError::NotFound(_))));
     let again = fixture.inbox.tenant_at("acme", &fixture.database, "").await;
     assert_ne!(again.tenant_id, tenant.tenant_id);
     pool.close().await;
@@ -631,9 +631,9 @@ async fn finished_by_a_host() -> Result<()> {
         ],
     )?;
     ensure!(!said.status.success(), "it died");
-    let half = fixture.admin.tenants().get("half").await?;
+    let half = fixture.control.tenants().get("half").await?;
     let bad = fixture
-        .admin
+        .control
         .versions()
         .deploy_compiled(&fixture.tenant.name, "payments", second(), &twin())
         .await?;
@@ -648,7 +648,7 @@ async fn finished_by_a_host() -> Result<()> {
         "tenant_database:redrive:after",
     ] {
         let deployment = fixture
-            .admin
+            .control
             .versions()
             .deploy_compiled(&fixture.tenant.name, "payments", second(), &twin())
             .await;
@@ -666,8 +666,11 @@ async fn finished_by_a_host() -> Result<()> {
         ];
         let said = fixture.command(&rollback, &[("ONCEBOX_FAILPOINT", point)])?;
         ensure!(!said.status.success(), "it died at `{point}`: {said:?}");
-        let ended =
-            fixture.admin.deployments().get(fixture.consumer_id, deployment.deployment_id).await?;
+        let ended = fixture
+            .control
+            .deployments()
+            .get(fixture.consumer_id, deployment.deployment_id)
+            .await?;
         ensure!(
             ended.ended_how.as_deref() == Some("rolled_back"),
             "`{point}`: {ended:?}, {said:?}"
@@ -680,7 +683,7 @@ async fn finished_by_a_host() -> Result<()> {
                 = $1";
             let (required, pending): (i64, i64) = sqlx::query_as(TRUTH)
                 .bind(fixture.consumer_id)
-                .fetch_one(&fixture.admin.pool)
+                .fetch_one(&fixture.control.pool)
                 .await?;
             let there = fixture
                 .number(
@@ -764,7 +767,7 @@ async fn across_a_rollback() -> Result<()> {
             .until("SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer}", 100)
             .await?;
         let bad = fixture
-            .admin
+            .control
             .versions()
             .deploy_compiled(&fixture.tenant.name, "payments", second(), &twin())
             .await?;
@@ -780,7 +783,7 @@ async fn across_a_rollback() -> Result<()> {
         asleep.signal(libc::SIGSTOP);
         let slot = Slot { event_type: "payment.captured".to_owned(), event_versions: None };
         fixture
-            .admin
+            .control
             .deployments()
             .roll_back(&fixture.tenant.name, "payments", &slot, None, Some("wrong"), false)
             .await?;

@@ -137,9 +137,9 @@ async fn make_unsound(fixture: &HostFixture, digest: &str) -> Result<()> {
         let topic = &fixture.topic;
         let policy =
             format!("topics = ['{topic}']\nack = 'after_commit'\n{identity}\n{effects}\n{lines}");
-        fixture.admin.consumers().create(tenant, name, &Policy::parse(&policy)?).await?;
+        fixture.control.consumers().create(tenant, name, &Policy::parse(&policy)?).await?;
         let new = NewDeployment::stable(EVENT_TYPE, "ledger", digest);
-        fixture.admin.deployments().deploy(tenant, name, &new).await?;
+        fixture.control.deployments().deploy(tenant, name, &new).await?;
     }
     Ok(())
 }
@@ -249,10 +249,10 @@ async fn unsound(
     gate.ok(&["consumer", "resume", SOUND, "--tenant", &gate.tenant]).await?;
     until_sound(gate).await?;
     // What came under another identity says nothing about the present one.
-    let row = fixture.admin.consumers().get(&gate.tenant, "by-position").await?;
+    let row = fixture.control.consumers().get(&gate.tenant, "by-position").await?;
     let mut policy = row.policy()?;
     policy.identity.id = vec![IdSource::Header("id".to_owned())];
-    fixture.admin.consumers().set_policy(&gate.tenant, "by-position", policy, true).await?;
+    fixture.control.consumers().set_policy(&gate.tenant, "by-position", policy, true).await?;
     let answered = gate.readiness("by-position", &[]).await?;
     ensure!(answered.parts["stable_id"] == "not_known", "{:#}", answered.report);
 

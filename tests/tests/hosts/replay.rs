@@ -36,12 +36,12 @@ async fn replay_while_paused(own_database: bool) -> Result<()> {
     fixture.send(&Load::of((0..MESSAGES).map(|_| Work::Sleeps(20)))).await?;
     fixture.wait_settled().await?;
     let tenant = fixture.tenant.name.clone();
-    fixture.admin.consumers().pause(&tenant, CONSUMER).await?;
+    fixture.control.consumers().pause(&tenant, CONSUMER).await?;
     until_at_rest(&fixture, 2).await?;
     fixture
         .execute("DELETE FROM {schema}.ledger_entry; UPDATE {schema}.account SET balance = 0")
         .await?;
-    let replays = fixture.admin.replays();
+    let replays = fixture.control.replays();
     let plan = replays.plan(&tenant, CONSUMER, &ReplayFilter::default()).await?;
     ensure!(plan.found == MESSAGES as i64, "the plan found {}", plan.found);
     let start = ReplayStart {
@@ -68,7 +68,7 @@ async fn replay_while_paused(own_database: bool) -> Result<()> {
             == 0,
         "a paused consumer read a message"
     );
-    fixture.admin.consumers().resume(&tenant, CONSUMER).await?;
+    fixture.control.consumers().resume(&tenant, CONSUMER).await?;
     fixture.wait_settled().await?;
     fixture.check().await
 }
@@ -76,8 +76,8 @@ async fn replay_while_paused(own_database: bool) -> Result<()> {
 /// Waits until the consumer is stopped on as many hosts. They say so in the host's database.
 async fn until_at_rest(fixture: &HostFixture, hosts: i64) -> Result<()> {
     const AT_REST: &str = "SELECT count(*) FROM oncebox.host_consumer c JOIN oncebox.consumer o \
-        USING (consumer_id) WHERE c.run_state = 'stopped' AND c.run_revision = o.revision";
-    let pool = &fixture.admin.pool;
+        USING (consumer_id) WHERE c.status = 'stopped' AND c.status_revision = o.revision";
+    let pool = &fixture.control.pool;
     wait::until(
         DEADLINE,
         Duration::from_millis(100),

@@ -48,7 +48,7 @@ impl SagaFixture {
         let provider = Provider::start(Behaviour::Seeded(seed)).await;
         let options = Options { config: provider.host_settings(), ..Options::default() };
         let mut base = HostFixture::with(options).await?;
-        base.admin = base.admin.clone().sending_with(provider.sender());
+        base.control = base.control.clone().sending_with(provider.sender());
         let topic = |name: &str| format!("{}.{name}", base.topic);
         let (incoming, shipments) = (topic("orders"), topic("shipments"));
         for topic in [&incoming, &shipments] {
@@ -67,21 +67,21 @@ impl SagaFixture {
             concat!(env!("CARGO_MANIFEST_DIR"), "/../guest-examples/components/order-saga.wasm");
         let component = std::fs::read(path)
             .with_context(|| format!("`{path}` is missing; run `guest-examples/build.sh build`"))?;
-        let (admin, tenant) = (&self.base.admin, &self.base.tenant.name);
+        let (control, tenant) = (&self.base.control, &self.base.tenant.name);
         let ship_to = format!("kafka:{}", self.shipments);
         let limits = json!({
             "destinations_allowed": ["http:pay", format!("inbox:{CONSUMER}"), ship_to],
             "endpoint_hosts_allowed": [self.provider.authority()],
         });
         let limits = limits.as_object().context("an object")?;
-        admin.tenants().set_limits(tenant, limits).await?;
-        admin.tenant_databases().apply_migration(&self.base.tenant, "orders", SCHEMA).await?;
+        control.tenants().set_limits(tenant, limits).await?;
+        control.tenant_databases().apply_migration(&self.base.tenant, "orders", SCHEMA).await?;
         let stock = format!("INSERT INTO {{schema}}.stock VALUES ('apple', {STOCK})");
         self.base.execute(&stock).await?;
         let mut endpoint = self.provider.endpoint("pay");
         endpoint.answer = AnswerMode::Delivered;
-        admin.endpoints().set(tenant, &endpoint, false).await?;
-        admin.consumers().create(tenant, CONSUMER, &policy(&self.incoming)?).await?;
+        control.endpoints().set(tenant, &endpoint, false).await?;
+        control.consumers().create(tenant, CONSUMER, &policy(&self.incoming)?).await?;
         // Timers are due when the test says so, and never by themselves.
         let settings = json!({ "ship_to": ship_to, "payment_timeout_s": "86400" });
         let new = NewDeployment {
@@ -89,7 +89,7 @@ impl SagaFixture {
             settings: settings.as_object().context("an object")?.clone(),
             ..NewDeployment::stable("*", "order-saga", "")
         };
-        admin.versions().deploy_compiled(tenant, CONSUMER, new, &component).await?;
+        control.versions().deploy_compiled(tenant, CONSUMER, new, &component).await?;
         Ok(())
     }
 
@@ -212,7 +212,7 @@ impl SagaFixture {
 
     async fn keep_releasing(&self) -> Result<()> {
         loop {
-            self.base.admin.consumers().release(self.tenant(), CONSUMER).await?;
+            self.base.control.consumers().release(self.tenant(), CONSUMER).await?;
             sleep(Duration::from_millis(500)).await;
         }
     }

@@ -26,7 +26,7 @@ mod erasures;
 
 /// Access of a host with an archive.
 fn archiving(fixture: &InboxFixture, options: &ArchiveOptions) -> Control {
-    fixture.admin.clone().archiving_at(ArchiveStore::new(options).unwrap())
+    fixture.control.clone().archiving_at(ArchiveStore::new(options).unwrap())
 }
 
 fn folder(directory: &TempDir) -> ArchiveOptions {
@@ -327,7 +327,7 @@ async fn no_process_drops_past_the_archive() {
     let control = archiving(&fixture, &folder(&directory));
     let consumer = fixture.simple("", "").await;
     let name = completed(&fixture, &consumer, "'m' || n", 0..3, "'x'").await;
-    assert!(archive_findings(&fixture.admin).await.is_empty(), "nothing is archived yet");
+    assert!(archive_findings(&fixture.control).await.is_empty(), "nothing is archived yet");
     control.archive().announce().await.unwrap();
 
     let refused = async |control: &Control, says: &str| {
@@ -338,15 +338,15 @@ async fn no_process_drops_past_the_archive() {
         assert_eq!(begun, 0, "nothing was moved");
     };
     // S0-029: a process without the setting, and one with another.
-    refused(&fixture.admin, "this process has no `archive.location`").await;
+    refused(&fixture.control, "this process has no `archive.location`").await;
     refused(&archiving(&fixture, &folder(&other)), "give all of them one `archive.location`").await;
-    assert_eq!(archive_findings(&fixture.admin).await[0].0, Severity::Unknown);
+    assert_eq!(archive_findings(&fixture.control).await[0].0, Severity::Unknown);
 
     retain_one(&control).await;
     let path = directory.path().join(&files(&fixture).await[0].path);
     assert!(path.is_file(), "{}", path.display());
     assert!(control.archive().find("acme", None, "m0").await.unwrap()[0].detail.payload.is_some());
-    let error = fixture.admin.archive().find("acme", None, "m0").await.unwrap_err().to_string();
+    let error = fixture.control.archive().find("acme", None, "m0").await.unwrap_err().to_string();
     assert!(error.contains("cannot read the archive"), "{error}");
 
     // The folder is not mounted.
@@ -368,12 +368,12 @@ async fn no_process_drops_past_the_archive() {
         assert_eq!(control.archive().find("acme", None, id).await.unwrap().len(), 1, "{id}");
     }
 
-    let mark = fixture.admin.archive().end().await.unwrap().unwrap();
+    let mark = fixture.control.archive().end().await.unwrap().unwrap();
     assert!(mark.location.starts_with("file://"), "{mark:?}");
     let audited = "SELECT count(*) FROM oncebox.audit WHERE action = 'archive.off'";
     assert_eq!(fixture.number(audited).await, 1);
     completed(&fixture, &consumer, "'m' || n", 20..23, "'x'").await;
-    retain_one(&fixture.admin).await;
+    retain_one(&fixture.control).await;
     assert_eq!(files(&fixture).await.len(), 2, "nothing was archived");
     fixture.finish().await;
 }
@@ -695,7 +695,7 @@ async fn a_removal_that_began_without_an_archive_does_not_drop() {
         control.archive().announce().await.unwrap();
         held.rollback().await.unwrap();
     };
-    let (run, ()) = tokio::join!(retain(&fixture.admin), deciding);
+    let (run, ()) = tokio::join!(retain(&fixture.control), deciding);
     let run = run.unwrap();
     assert!(run.removed.is_empty() && run.failed[0].1.contains("archives them first"), "{run:?}");
     assert!(is_there(&fixture, &name).await);
@@ -825,7 +825,7 @@ async fn an_erasure_covers_the_archive() {
     // A process without the archive says so, and ends nothing.
     let request = ErasureRequest { target: of_id("m07"), consumer: None, reason: "r".to_owned() };
     let error = loop {
-        match fixture.admin.erasures().erase("acme", &request).await {
+        match fixture.control.erasures().erase("acme", &request).await {
             Ok(progress) => assert!(progress.proof.is_none(), "{progress:?}"),
             Err(error) => break error.to_string(),
         }

@@ -22,8 +22,8 @@ impl DeploymentFixture {
         Self { inbox, consumer }
     }
 
-    fn admin(&self) -> &Control {
-        &self.inbox.admin
+    fn control(&self) -> &Control {
+        &self.inbox.control
     }
 
     fn tenant(&self) -> &str {
@@ -38,7 +38,7 @@ impl DeploymentFixture {
             report: &Value::Null,
             is_compiled: true,
         };
-        self.admin().versions().add(self.tenant(), "h", new).await.unwrap()
+        self.control().versions().add(self.tenant(), "h", new).await.unwrap()
     }
 
     fn new_deployment(&self, version: &Version) -> NewDeployment {
@@ -46,7 +46,7 @@ impl DeploymentFixture {
     }
 
     async fn deploy(&self, new: &NewDeployment) -> Result<Deployment, InboxError> {
-        self.admin().deployments().deploy(self.tenant(), &self.consumer.row.name, new).await
+        self.control().deployments().deploy(self.tenant(), &self.consumer.row.name, new).await
     }
 
     async fn deploy_version(&self, name: &str) -> Deployment {
@@ -74,7 +74,7 @@ impl DeploymentFixture {
 
     async fn rollback(&self, to: Option<&str>) -> Result<oncebox_control::Rollback, InboxError> {
         let slot = Slot { event_type: "order.placed".to_owned(), event_versions: None };
-        self.admin()
+        self.control()
             .deployments()
             .roll_back(self.tenant(), &self.consumer.row.name, &slot, to, Some("why"), false)
             .await
@@ -83,15 +83,16 @@ impl DeploymentFixture {
     /// The digest of what is live, as the bytes of its component.
     async fn live(&self) -> String {
         let live =
-            self.admin().deployments().live(self.consumer.row.consumer_id).await.unwrap().live;
+            self.control().deployments().live(self.consumer.row.consumer_id).await.unwrap().live;
         let stable =
             live.iter().find(|deployment| deployment.role == DeploymentRole::Stable).unwrap();
-        String::from_utf8(self.admin().versions().component(&stable.digest).await.unwrap()).unwrap()
+        String::from_utf8(self.control().versions().component(&stable.digest).await.unwrap())
+            .unwrap()
     }
 
     async fn generations(&self) -> (i64, i64) {
         sqlx::query_as("SELECT generation, generation_required FROM oncebox.consumer")
-            .fetch_one(&self.admin().pool)
+            .fetch_one(&self.control().pool)
             .await
             .unwrap()
     }
@@ -178,7 +179,7 @@ async fn what_cannot_work_is_refused_and_changes_nothing() {
     let report = json!({ "memory_bytes_min": 65 << 20 });
     let large =
         NewVersion { component: b"large", source_digest: None, report: &report, is_compiled: true };
-    let large = f.admin().versions().add(f.tenant(), "h", large).await.unwrap();
+    let large = f.control().versions().add(f.tenant(), "h", large).await.unwrap();
     assert!(
         f.refused(&f.new_deployment(&large))
             .await
@@ -190,7 +191,7 @@ async fn what_cannot_work_is_refused_and_changes_nothing() {
         report: &Value::Null,
         is_compiled: false,
     };
-    let queued = f.admin().versions().add(f.tenant(), "h", queued).await.unwrap();
+    let queued = f.control().versions().add(f.tenant(), "h", queued).await.unwrap();
     assert!(
         f.refused(&f.new_deployment(&queued))
             .await
@@ -216,7 +217,7 @@ async fn a_slot_holds_one_of_each_role() {
     let first = f.deploy_version("a").await;
     let second = f.deploy_version("b").await;
     assert_eq!(
-        f.admin()
+        f.control()
             .deployments()
             .get(f.consumer.row.consumer_id, first.deployment_id)
             .await
@@ -238,14 +239,14 @@ async fn a_slot_holds_one_of_each_role() {
     assert!(f.refused(&f.new_deployment(&c)).await.contains("a canary runs for `order.placed`"));
     let (tenant, consumer) = (f.tenant(), f.consumer.row.name.as_str());
     let error = f
-        .admin()
+        .control()
         .deployments()
         .end(tenant, consumer, second.deployment_id, None)
         .await
         .unwrap_err();
     assert!(error.to_string().contains("runs beside it"), "{error}");
     assert_eq!(
-        f.admin()
+        f.control()
             .deployments()
             .set_percent(tenant, consumer, running.deployment_id, 50.0)
             .await
@@ -254,19 +255,19 @@ async fn a_slot_holds_one_of_each_role() {
         Some(50.0)
     );
     assert!(
-        f.admin()
+        f.control()
             .deployments()
             .set_percent(tenant, consumer, second.deployment_id, 50.0)
             .await
             .is_err()
     );
     let promoted =
-        f.admin().deployments().promote(tenant, consumer, running.deployment_id).await.unwrap();
+        f.control().deployments().promote(tenant, consumer, running.deployment_id).await.unwrap();
     assert_eq!((promoted.role, f.live().await.as_str()), (DeploymentRole::Stable, "c"));
     assert!(
-        f.admin().deployments().promote(tenant, consumer, running.deployment_id).await.is_err()
+        f.control().deployments().promote(tenant, consumer, running.deployment_id).await.is_err()
     );
-    let live = f.admin().deployments().live(f.consumer.row.consumer_id).await.unwrap().live;
+    let live = f.control().deployments().live(f.consumer.row.consumer_id).await.unwrap().live;
     assert_eq!(live.len(), 1, "{live:?}");
     f.inbox.finish().await;
 }
@@ -301,8 +302,8 @@ async fn a_rollback_goes_to_the_version_before_or_to_a_named_one() {
     let error = f.rollback(Some(&hex::encode(&unknown.digest))).await.unwrap_err();
     assert!(error.to_string().contains("was never live for `order.placed`"), "{error}");
     // The tables stay as they are, and it says so.
-    let tenant = f.admin().tenants().get(f.tenant()).await.unwrap();
-    f.admin()
+    let tenant = f.control().tenants().get(f.tenant()).await.unwrap();
+    f.control()
         .tenant_databases()
         .apply_migration(&tenant, "0002_note", "CREATE TABLE note (id int)")
         .await
@@ -356,23 +357,23 @@ async fn changes_of_a_consumer_come_one_after_the_other() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_superseded_version_is_fenced_when_every_host_that_lives_has_switched() {
     let f = DeploymentFixture::new().await;
-    let (admin, consumer) = (f.admin(), f.consumer.row.consumer_id);
+    let (control, consumer) = (f.control(), f.consumer.row.consumer_id);
     let (one, two) =
-        (admin.hosts().start("one").await.unwrap(), admin.hosts().start("two").await.unwrap());
+        (control.hosts().start("one").await.unwrap(), control.hosts().start("two").await.unwrap());
     f.deploy_version("a").await;
     for host in [one, two] {
-        admin.hosts().report_progress(host, consumer, 1, &Progress::Switched).await.unwrap();
+        control.hosts().report_progress(host, consumer, 1, &Progress::Switched).await.unwrap();
     }
     assert_eq!(f.generations().await, (1, 1));
     f.deploy_version("b").await;
-    admin.hosts().report_progress(one, consumer, 2, &Progress::Switched).await.unwrap();
-    admin
+    control.hosts().report_progress(one, consumer, 2, &Progress::Switched).await.unwrap();
+    control
         .hosts()
         .report_progress(two, consumer, 2, &Progress::Failed("no room".to_owned()))
         .await
         .unwrap();
     assert_eq!(f.generations().await, (2, 1), "host two goes on with what it has");
-    let progress = admin.hosts().progress(consumer).await.unwrap();
+    let progress = control.hosts().progress(consumer).await.unwrap();
     assert_eq!(
         (progress[1].generation, progress[1].state.as_str(), progress[1].error.as_deref()),
         (1, "failed", Some("no room"))
@@ -382,7 +383,7 @@ async fn a_superseded_version_is_fenced_when_every_host_that_lives_has_switched(
             "UPDATE oncebox.host SET seen_at = now() - interval '11 seconds' WHERE name = 'two'",
         )
         .await;
-    admin.hosts().report_progress(one, consumer, 2, &Progress::Switched).await.unwrap();
+    control.hosts().report_progress(one, consumer, 2, &Progress::Switched).await.unwrap();
     assert_eq!(f.generations().await, (2, 2), "a host that is gone is waited for by nobody");
     f.inbox.finish().await;
 }
@@ -392,21 +393,23 @@ async fn a_superseded_version_is_fenced_when_every_host_that_lives_has_switched(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenants_migration_is_applied_once_with_its_record() {
     let f = DeploymentFixture::new().await;
-    let tenant = f.admin().tenants().get(f.tenant()).await.unwrap();
+    let tenant = f.control().tenants().get(f.tenant()).await.unwrap();
     const SQL: &str = "CREATE TABLE note (id int); INSERT INTO note VALUES (1)";
-    assert!(f.admin().tenant_databases().apply_migration(&tenant, "0002_note", SQL).await.unwrap());
     assert!(
-        !f.admin().tenant_databases().apply_migration(&tenant, "0002_note", SQL).await.unwrap()
+        f.control().tenant_databases().apply_migration(&tenant, "0002_note", SQL).await.unwrap()
+    );
+    assert!(
+        !f.control().tenant_databases().apply_migration(&tenant, "0002_note", SQL).await.unwrap()
     );
     let error = f
-        .admin()
+        .control()
         .tenant_databases()
         .apply_migration(&tenant, "0002_note", "CREATE TABLE other (id int)")
         .await
         .unwrap_err();
     assert!(error.to_string().contains("applied with another text"), "{error}");
     let error = f
-        .admin()
+        .control()
         .tenant_databases()
         .apply_migration(&tenant, "0003_bad", "CREATE TABLE third (id int); SELECT 1/0")
         .await
@@ -419,7 +422,7 @@ async fn a_tenants_migration_is_applied_once_with_its_record() {
     );
     assert_eq!(f.inbox.number(tables).await, 0);
     let names: Vec<_> = f
-        .admin()
+        .control()
         .tenant_databases()
         .migrations(&tenant.name)
         .await
@@ -436,7 +439,7 @@ async fn a_tenants_migration_is_applied_once_with_its_record() {
 async fn the_audit_log_is_append_only_and_names_the_actor() {
     let f = DeploymentFixture::new().await;
     f.deploy_version("a").await;
-    let other = f.admin().acting_as("someone");
+    let other = f.control().acting_as("someone");
     other
         .deployments()
         .roll_back(
@@ -466,7 +469,7 @@ async fn the_audit_log_is_append_only_and_names_the_actor() {
         "TRUNCATE oncebox.audit",
     ] {
         let error =
-            sqlx::query(sqlx::AssertSqlSafe(change)).execute(&f.admin().pool).await.unwrap_err();
+            sqlx::query(sqlx::AssertSqlSafe(change)).execute(&f.control().pool).await.unwrap_err();
         assert!(error.to_string().contains("append-only"), "{error}");
     }
     f.inbox.finish().await;
@@ -523,7 +526,7 @@ async fn superseded_versions_stay_loaded_while_a_message_is_pinned_to_them() {
         .unwrap();
     f.deploy_version("b").await;
     let pinned = async || {
-        f.admin().deployments().live(f.consumer.row.consumer_id).await.unwrap().pinned.len()
+        f.control().deployments().live(f.consumer.row.consumer_id).await.unwrap().pinned.len()
     };
     assert_eq!(pinned().await, 1, "another host may still fail a message on it");
     f.inbox
@@ -560,19 +563,23 @@ async fn the_same_handler_behind_two_consumers_of_a_topic_is_told() {
     let all = Slot { event_type: "order.*".to_owned(), event_versions: None };
     let first = f.deploy(&NewDeployment { slot: all, ..f.new_deployment(&version) }).await.unwrap();
     assert_eq!(
-        f.admin().deployments().overlap_warnings(f.consumer.row.consumer_id, &first).await.unwrap(),
+        f.control()
+            .deployments()
+            .overlap_warnings(f.consumer.row.consumer_id, &first)
+            .await
+            .unwrap(),
         Vec::<String>::new()
     );
-    let tenant = f.admin().tenants().get(f.tenant()).await.unwrap();
+    let tenant = f.control().tenants().get(f.tenant()).await.unwrap();
     let other = f.inbox.consumer(&tenant, "other", "").await.row;
     let second = f
-        .admin()
+        .control()
         .deployments()
         .deploy(f.tenant(), "other", &f.new_deployment(&version))
         .await
         .unwrap();
     let warnings =
-        f.admin().deployments().overlap_warnings(other.consumer_id, &second).await.unwrap();
+        f.control().deployments().overlap_warnings(other.consumer_id, &second).await.unwrap();
     assert_eq!(warnings.len(), 1);
     let expected = format!("consumer `{}` hands messages of topic", f.consumer.row.name);
     // S1-053.
@@ -585,9 +592,10 @@ async fn the_same_handler_behind_two_consumers_of_a_topic_is_told() {
         slot: Slot { event_type: "payment".to_owned(), event_versions: None },
         ..f.new_deployment(&version)
     };
-    let elsewhere = f.admin().deployments().deploy(f.tenant(), "other", &elsewhere).await.unwrap();
+    let elsewhere =
+        f.control().deployments().deploy(f.tenant(), "other", &elsewhere).await.unwrap();
     assert_eq!(
-        f.admin().deployments().overlap_warnings(other.consumer_id, &elsewhere).await.unwrap(),
+        f.control().deployments().overlap_warnings(other.consumer_id, &elsewhere).await.unwrap(),
         Vec::<String>::new()
     );
     f.inbox.finish().await;

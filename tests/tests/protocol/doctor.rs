@@ -286,8 +286,8 @@ const BROKEN: &[Broken] = &[
 
 /// What is wrong in a database, but for what is wrong with the server of the tests: it runs without
 /// `fsync`, and others use it.
-async fn wrong(admin: &Control) -> Vec<Finding> {
-    let findings = admin.doctor().run(LIMITS).await.unwrap();
+async fn wrong(control: &Control) -> Vec<Finding> {
+    let findings = control.doctor().run(LIMITS).await.unwrap();
     let is_of_the_server = |finding: &Finding| {
         ["connect", "replicas", "prepared_transactions", "open_transactions"]
             .contains(&finding.check)
@@ -321,7 +321,7 @@ async fn are_named(some: &[Broken]) -> Vec<String> {
     let victim = fixture.tenant("victim", "CREATE TABLE vault (secret text);").await;
     let tenant = fixture.tenant("acme", "CREATE TABLE vault (secret text);").await;
     fixture.consumer(&tenant, "orders", "topics = ['oncebox.acme.orders']").await;
-    let sound = wrong(&fixture.admin).await;
+    let sound = wrong(&fixture.control).await;
     assert!(sound.is_empty(), "on a sound database: {sound:#?}");
     let has_dblink =
         fixture.number("SELECT count(*) FROM pg_available_extensions WHERE name = 'dblink'").await
@@ -353,7 +353,7 @@ async fn check(
             .replace("{victim_owner}", &victim.owner_login)
     };
     fixture.execute(fill(broken.sql)).await;
-    let mut findings = wrong(&fixture.admin).await;
+    let mut findings = wrong(&fixture.control).await;
     let says = fill(broken.says);
     let named = findings.iter().find(|f| {
         f.check == broken.check && f.severity == broken.severity && f.found.contains(&says)
@@ -372,7 +372,7 @@ async fn check(
     // What the fix did not reach has its own: a function that is made anew gets its grants by the
     // next.
     for _ in 0..3 {
-        findings = wrong(&fixture.admin).await;
+        findings = wrong(&fixture.control).await;
         if findings.is_empty() {
             return fault;
         }
@@ -392,7 +392,7 @@ async fn the_server_has_to_bear_what_hosts_may_open() {
     let fixture = InboxFixture::new().await;
     fixture.tenant("acme", "").await;
     let findings =
-        fixture.admin.doctor().run(HostLimits { connections_max: 10_000 }).await.unwrap();
+        fixture.control.doctor().run(HostLimits { connections_max: 10_000 }).await.unwrap();
     for (check, setting) in
         [("locks", "max_locks_per_transaction"), ("connections", "max_connections")]
     {
@@ -419,7 +419,7 @@ async fn a_message_that_stands_twice_is_named() {
     let ids: Vec<_> = (0..50).map(|n| format!("m{n}")).collect();
     deliver(&fixture.host(&consumer), &records(ids.iter().map(String::as_str))).await;
     let found = async || -> Vec<Finding> {
-        let findings = fixture.admin.doctor().run(LIMITS).await.unwrap();
+        let findings = fixture.control.doctor().run(LIMITS).await.unwrap();
         findings.into_iter().filter(|finding| finding.check == CHECK).collect()
     };
     let sound = found().await;
@@ -515,13 +515,13 @@ async fn on_a_managed_database_it_says_what_is_open() {
     let managed = Managed::new().await;
     let left = schema::migrate(&managed.options).await.unwrap();
     assert!(left.iter().any(|what| what.contains("functions that reach past a role")), "{left:?}");
-    let admin = Control::new(
+    let control = Control::new(
         managed.options.clone(),
         MasterKey::parse(&MasterKey::generate()).unwrap(),
         "test",
     );
-    let tenant = admin.tenants().create("acme").await.unwrap();
-    let findings = wrong(&admin).await;
+    let tenant = control.tenants().create("acme").await.unwrap();
+    let findings = wrong(&control).await;
     let of =
         |check: &str| findings.iter().filter(|finding| finding.check == check).collect::<Vec<_>>();
     for (check, severity, says) in [
@@ -560,17 +560,17 @@ async fn on_a_managed_database_it_says_what_is_open() {
     for finding in &findings {
         managed.execute(finding.sql.as_ref().unwrap_or_else(|| panic!("{finding:#?}"))).await;
     }
-    assert_eq!(wrong(&admin).await, []);
+    assert_eq!(wrong(&control).await, []);
     schema::migrate(&managed.options).await.unwrap();
     assert!(
-        admin
+        control
             .tenant_databases()
             .apply_migration(&tenant, "tables", "CREATE TABLE t (n int)")
             .await
             .is_ok()
     );
-    assert_eq!(wrong(&admin).await, []);
-    admin.pool.close().await;
+    assert_eq!(wrong(&control).await, []);
+    control.pool.close().await;
     managed.drop().await;
 }
 

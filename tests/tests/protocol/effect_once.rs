@@ -54,8 +54,8 @@ async fn a_duplicate_after_success_is_settled_without_a_run_of(fixture: InboxFix
     // Duplicates inside one batch, beside a new one.
     deliver(&fixture.host(&consumer), &records(["c", "a", "c", "c", "b"])).await;
     // S0-007, S0-019, S1-103, S1-104, S1-113, S1-125, S4-008, S4-009.
-    assert_eq!(fixture.control.runs("a").len(), 1);
-    assert_eq!(fixture.control.runs("c").len(), 1);
+    assert_eq!(fixture.script.runs("a").len(), 1);
+    assert_eq!(fixture.script.runs("c").len(), 1);
     assert_eq!(fixture.number("SELECT count(*) FROM oncebox.inbox").await, 3);
     fixture.finish().await;
 }
@@ -73,10 +73,10 @@ async fn a_failure_before_commit_leaves_nothing_and_redelivery_runs_of(fixture: 
     let mut partition = open(&host, 0).await;
     let offered = records.clone();
     let running = tokio::spawn(async move { (partition.process(&offered).await, partition) });
-    fixture.control.gate("b").reached(1).await;
-    let backend = fixture.control.runs("b")[0].backend;
+    fixture.script.gate("b").reached(1).await;
+    let backend = fixture.script.runs("b")[0].backend;
     fixture.execute(format!("SELECT pg_terminate_backend({backend})")).await;
-    fixture.control.gate("b").open();
+    fixture.script.gate("b").open();
     let (answer, mut partition) = running.await.unwrap();
     assert!(matches!(answer, Err(InboxError::Unreachable(_))), "{answer:?}");
     // S0-022, S1-005, S1-006, S3-008, S3-024.
@@ -130,14 +130,14 @@ async fn a_second_claimer_waits_and_takes_over_when_the_first_fails_of(fixture: 
     let gated = [record(0, "a", "gate g")];
     let mut partition = open(&first, 0).await;
     let running = tokio::spawn(async move { partition.process(&gated).await });
-    fixture.control.gate("g").reached(1).await;
+    fixture.script.gate("g").reached(1).await;
     let waiting = tokio::spawn(async move { deliver(&second, &[record(0, "a", "gate g")]).await });
     fixture.until_blocked(1).await;
     // S0-002.
-    assert_eq!(fixture.control.runs("a").len(), 1, "both run at the same time");
-    let backend = fixture.control.runs("a")[0].backend;
+    assert_eq!(fixture.script.runs("a").len(), 1, "both run at the same time");
+    let backend = fixture.script.runs("a")[0].backend;
     fixture.execute(format!("SELECT pg_terminate_backend({backend})")).await;
-    fixture.control.gate("g").open();
+    fixture.script.gate("g").open();
     assert!(running.await.unwrap().is_err());
     waiting.await.unwrap();
     // S3-005.
@@ -414,7 +414,7 @@ async fn claims_in_two_buckets_have_one_effect() {
         let (holder, later) = (fixture.host(&consumer), fixture.host(&consumer));
         let (mut partition, claimed) = (open(&holder, round).await, records.clone());
         let running = tokio::spawn(async move { partition.process(&claimed).await });
-        fixture.control.gate(&gate).reached(1).await;
+        fixture.script.gate(&gate).reached(1).await;
         let bucket = fixture
             .number("SELECT extract(epoch FROM oncebox.bucket_at(9::smallint, now()))::bigint")
             .await;
@@ -425,14 +425,11 @@ async fn claims_in_two_buckets_have_one_effect() {
             .await;
         let second = tokio::spawn(async move { deliver(&later, &records).await });
         fixture.until_blocked(1).await;
-        fixture.control.gate(&gate).open();
+        fixture.script.gate(&gate).open();
         assert_eq!(running.await.unwrap().unwrap(), 1);
         second.await.unwrap();
         // S0-012.
-        assert_eq!(
-            (fixture.control.runs(&id).len(), fixture.effects(&consumer, &id).await),
-            (1, 1)
-        );
+        assert_eq!((fixture.script.runs(&id).len(), fixture.effects(&consumer, &id).await), (1, 1));
     }
     // And long after: the row of an old bucket still speaks.
     deliver(&fixture.host(&consumer), &[record(0, "m0", "gate g0")]).await;
@@ -521,13 +518,13 @@ async fn a_zombies_failure_overwrites_nothing_of(fixture: InboxFixture) {
         .unwrap();
     let script = "gate g\nbefore 2 sql UPDATE hot SET n = 1";
     let late = tokio::spawn(async move { deliver(&zombie, &[record(0, "a", script)]).await });
-    fixture.control.gate("g").reached(1).await;
+    fixture.script.gate("g").reached(1).await;
     // The new owner waits for the message's lock; it runs a version that needs no hot row.
-    let version = Script::version(fixture.control.clone(), 2);
+    let version = Script::version(fixture.script.clone(), 2);
     owner.set_handlers(PlainHandlers::of(version));
     let taking = tokio::spawn(async move { deliver(&owner, &[record(0, "a", "")]).await });
     fixture.until_blocked(1).await;
-    fixture.control.gate("g").open();
+    fixture.script.gate("g").open();
     taking.await.unwrap();
     late.await.unwrap();
     let row = fixture.row(&consumer, "a").await;
@@ -556,7 +553,7 @@ async fn claims_that_were_not_run_are_withdrawn_and_come_again() {
     drive(&mut partition, &log[first..]).await;
     partition.close().await;
     for n in 0..8 {
-        assert_eq!(fixture.control.runs(&format!("m{n}")).len(), 1);
+        assert_eq!(fixture.script.runs(&format!("m{n}")).len(), 1);
     }
     fixture.finish().await;
 }
@@ -574,7 +571,7 @@ async fn a_stale_host_completes_nothing() {
     assert!(matches!(error, InboxError::StaleDeployments), "{error}");
     // The swap comes right after the old set was asked who takes the message.
     let (old, new) =
-        (Script::version(fixture.control.clone(), 1), Script::version(fixture.control.clone(), 2));
+        (Script::version(fixture.script.clone(), 1), Script::version(fixture.script.clone(), 2));
     let new = PlainHandlers::resolving(2, move |_| Some(new.clone()));
     let swapped = host.clone();
     host.set_handlers(PlainHandlers::resolving(1, move |_| {
@@ -629,7 +626,13 @@ async fn what_may_be_forgotten_is_parked_where_the_policy_says_so() {
         limit: 10,
     };
     assert_eq!(
-        fixture.admin.messages().act_on_messages("acme", "orders", &redrive).await.unwrap().changed,
+        fixture
+            .control
+            .messages()
+            .act_on_messages("acme", "orders", &redrive)
+            .await
+            .unwrap()
+            .changed,
         1
     );
     fixture.retry_until_settled(&host).await;
@@ -708,8 +711,8 @@ async fn a_payload_hash_is_keyed_by_the_tenant_and_outlasts_its_credentials() {
         deliver(&fixture.host(&consumer), &[record(0, "a", YES)]).await;
         hashes.extend(fixture.row(&consumer, "a").await.payload_hash);
 
-        fixture.admin.tenants().rotate_credentials(name).await.unwrap();
-        let tenant = fixture.admin.tenants().get(name).await.unwrap();
+        fixture.control.tenants().rotate_credentials(name).await.unwrap();
+        let tenant = fixture.control.tenants().get(name).await.unwrap();
         let renewed = TestConsumer { tenant, ..consumer };
         let again = [record(1, "a", YES), record(2, "a", "# no"), record(3, "b", YES)];
         deliver(&fixture.host(&renewed), &again).await;
@@ -850,28 +853,28 @@ async fn a_batch_handler_is_called_once_for_all_that_is_new() {
     let ids: Vec<_> = (0..400).map(|n| format!("m{n}")).collect();
     let log: Vec<_> = (0..).zip(&ids).map(|(offset, id)| record(offset, id, "")).collect();
     deliver(&host, &log[..100]).await;
-    let calls = fixture.control.calls();
+    let calls = fixture.script.calls();
     deliver(&host, &log).await;
     // S0-035, S0-036, S3-011.
     assert_eq!(
-        fixture.control.calls() - calls,
+        fixture.script.calls() - calls,
         1,
         "300 new messages behind 100 known ones are one call"
     );
     // One that says itself that it failed costs one more call, for the others.
     let rejected: Vec<_> =
         (0..64).map(|n| record(n, &format!("r{n}"), if n == 20 { "reject" } else { "" })).collect();
-    let calls = fixture.control.calls();
+    let calls = fixture.script.calls();
     deliver(&host, &rejected).await;
-    assert_eq!(fixture.control.calls() - calls, 2);
+    assert_eq!(fixture.script.calls() - calls, 2);
     // One that fails in a statement is found by halving.
     let broken: Vec<_> = (0..64)
         .map(|n| record(n, &format!("s{n}"), if n == 20 { "sql SELECT 1/0" } else { "" }))
         .collect();
-    let calls = fixture.control.calls();
+    let calls = fixture.script.calls();
     deliver(&host, &broken).await;
     assert_eq!(
-        fixture.control.calls() - calls,
+        fixture.script.calls() - calls,
         13,
         "a call for all, then two for each of six halvings"
     );

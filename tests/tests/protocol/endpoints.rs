@@ -34,20 +34,20 @@ impl Fixture {
     async fn new(behaviour: Behaviour, change: impl FnOnce(&mut NewEndpoint)) -> Self {
         let provider = Provider::start(behaviour).await;
         let mut inbox = InboxFixture::new().await;
-        inbox.admin = inbox.admin.clone().sending_with(provider.sender());
+        inbox.control = inbox.control.clone().sending_with(provider.sender());
         let orders = inbox.simple("", "").await;
         let fixture = Self { inbox, provider, orders };
         fixture.limit(json!({ "destinations_allowed": ["http:*"] })).await;
         fixture.allow_provider().await;
         let mut endpoint = fixture.provider.endpoint("pay");
         change(&mut endpoint);
-        fixture.inbox.admin.endpoints().set("acme", &endpoint, false).await.unwrap();
+        fixture.inbox.control.endpoints().set("acme", &endpoint, false).await.unwrap();
         fixture
     }
 
     async fn limit(&self, limits: Value) {
         let limits = limits.as_object().unwrap();
-        self.inbox.admin.tenants().set_limits("acme", limits).await.unwrap();
+        self.inbox.control.tenants().set_limits("acme", limits).await.unwrap();
     }
 
     async fn allow_provider(&self) {
@@ -90,7 +90,7 @@ impl Fixture {
             after: None,
             limit: 100,
         };
-        self.inbox.admin.outgoing().act("acme", &bulk).await.unwrap();
+        self.inbox.control.outgoing().act("acme", &bulk).await.unwrap();
     }
 
     /// Makes what waits for its next attempt due now.
@@ -111,7 +111,7 @@ impl Fixture {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_endpoint_is_on_a_host_that_both_lists_have() {
     let fixture = Fixture::new(Behaviour::sound(), |_| {}).await;
-    let endpoints = fixture.inbox.admin.endpoints();
+    let endpoints = fixture.inbox.control.endpoints();
     let set = async |change: &dyn Fn(&mut NewEndpoint)| {
         let mut new = fixture.provider.endpoint("pay");
         change(&mut new);
@@ -153,14 +153,14 @@ async fn an_endpoint_is_on_a_host_that_both_lists_have() {
     fixture.limit(json!({ "endpoint_hosts_allowed": ["other.example"] })).await;
     let error = set(&|new| new.timeout_ms = 2_000).await.expect_err("not of the tenant");
     assert!(error.contains("the tenant's limits"), "{error}");
-    let findings = fixture.inbox.admin.doctor().run(HostLimits { connections_max: 16 }).await;
+    let findings = fixture.inbox.control.doctor().run(HostLimits { connections_max: 16 }).await;
     let findings = findings.unwrap();
     let found: Vec<_> = findings.iter().filter(|finding| finding.check == "endpoints").collect();
     let said = "nothing is sent to endpoint `pay` of tenant `acme`";
     assert!(found.len() == 1 && found[0].found.starts_with(said), "{found:?}");
     let wrong = json!({ "endpoint_hosts_allowed": ["*.com"] });
     let refused =
-        fixture.inbox.admin.tenants().set_limits("acme", wrong.as_object().unwrap()).await;
+        fixture.inbox.control.tenants().set_limits("acme", wrong.as_object().unwrap()).await;
     assert!(refused.unwrap_err().to_string().contains("`*.com` is no entry"));
 
     endpoints.remove("acme", "pay").await.unwrap();
@@ -179,9 +179,9 @@ async fn secrets_are_sealed_for_their_tenant_alone() {
         new.signing_secret = Some(signing.clone());
     })
     .await;
-    let admin = &fixture.inbox.admin;
+    let control = &fixture.inbox.control;
     let other = generate_signing_secret();
-    admin.endpoints().rotate("acme", "pay", &SecretRotation::Begin(other.clone())).await.unwrap();
+    control.endpoints().rotate("acme", "pay", &SecretRotation::Begin(other.clone())).await.unwrap();
     for secret in [SECRET, &signing, &other] {
         let kept = format!(
             "SELECT count(*) FROM oncebox.endpoint e, oncebox.audit a WHERE position('{secret}' IN \
@@ -189,7 +189,7 @@ async fn secrets_are_sealed_for_their_tenant_alone() {
         );
         assert_eq!(fixture.inbox.number(kept).await, 0, "`{secret}` can be read");
     }
-    let shown = admin.endpoints().get("acme", "pay").await.unwrap();
+    let shown = control.endpoints().get("acme", "pay").await.unwrap();
     assert_eq!(shown.origin, format!("http://{}", fixture.provider.authority()));
     assert_eq!(
         (shown.header_names.as_slice(), shown.signing_secrets),
@@ -206,17 +206,17 @@ async fn secrets_are_sealed_for_their_tenant_alone() {
         thief.tenant_id
     );
     fixture.inbox.execute(copy).await;
-    let stolen = admin.endpoints().open(thief.tenant_id, "pay").await.unwrap_err().to_string();
+    let stolen = control.endpoints().open(thief.tenant_id, "pay").await.unwrap_err().to_string();
     assert!(stolen.contains("is damaged"), "{stolen}");
     fixture.inbox.execute("DELETE FROM oncebox.endpoint WHERE set_by = 'thief'").await;
 
     let new = MasterKey::parse(&MasterKey::generate()).unwrap();
-    let rotated = admin.tenants().rotate_master_key(&new).await.unwrap();
+    let rotated = control.tenants().rotate_master_key(&new).await.unwrap();
     assert_eq!((rotated.sealed, rotated.unchanged), (2, 0));
     let after = Control::new(fixture.inbox.superuser_options(), new, "test");
     let tenant_id = fixture.orders.tenant.tenant_id;
     assert!(after.endpoints().open(tenant_id, "pay").await.unwrap().is_some());
-    assert!(admin.endpoints().open(tenant_id, "pay").await.is_err(), "the key is another");
+    assert!(control.endpoints().open(tenant_id, "pay").await.is_err(), "the key is another");
     fixture.finish().await;
 }
 
@@ -282,13 +282,14 @@ async fn an_answer_is_stored_with_its_message() {
     let relay = TestRelay::start(&fixture.inbox, "a").await;
     fixture.until_settled().await;
     relay.stop().await;
-    let admin = &fixture.inbox.admin;
-    let listed = admin.outgoing().list("acme", &OutgoingFilter::default(), None, 10).await.unwrap();
+    let control = &fixture.inbox.control;
+    let listed =
+        control.outgoing().list("acme", &OutgoingFilter::default(), None, 10).await.unwrap();
     assert!(listed.iter().all(|row| row.answer_status == Some(200)), "{listed:?}");
     assert!(!serde_json::to_string(&listed).unwrap().contains("charge"), "a list shows an answer");
     for row in &listed {
         let (consumer, cause) = (Some("orders".to_owned()), Some(row.cause.clone()));
-        let shown = admin.outgoing().show("acme", &row.id, consumer, cause).await.unwrap();
+        let shown = control.outgoing().show("acme", &row.id, consumer, cause).await.unwrap();
         let answer = shown.answer.expect("an answer");
         // S1-040.
         assert_eq!(answer.body, format!("{{\"charge\":\"{}\"}}", row.id).into_bytes());
@@ -388,7 +389,7 @@ async fn what_is_refused_is_parked_with_its_reason() {
     fixture.emit(2, 1, "emit http:nowhere").await;
     let mut lost = fixture.provider.endpoint("lost");
     (lost.answer, lost.answer_to) = (AnswerMode::Delivered, Some("nobody".to_owned()));
-    fixture.inbox.admin.endpoints().set("acme", &lost, false).await.unwrap();
+    fixture.inbox.control.endpoints().set("acme", &lost, false).await.unwrap();
     fixture.emit(3, 1, "emit http:lost").await;
     let relay = TestRelay::start(&fixture.inbox, "a").await;
     let is_parked = |row: &OutgoingRow| row.status == "parked";
@@ -508,7 +509,7 @@ async fn an_endpoint_that_asks_for_time_gets_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_test_sends_one_message_and_is_recorded() {
     let fixture = Fixture::new(Behaviour::scripted(&[Reply::Ok, Reply::Status(401)]), |_| {}).await;
-    let endpoints = fixture.inbox.admin.endpoints();
+    let endpoints = fixture.inbox.control.endpoints();
     let first = endpoints.test("acme", "pay").await.unwrap();
     assert_eq!((first.status, first.verdict), (Some(200), "delivered"));
     let second = endpoints.test("acme", "pay").await.unwrap();

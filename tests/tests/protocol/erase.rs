@@ -36,7 +36,7 @@ async fn erase_some(
     tenant: &str,
     request: &ErasureRequest,
 ) -> ErasureProgress {
-    fixture.admin.erasures().erase(tenant, request).await.unwrap()
+    fixture.control.erasures().erase(tenant, request).await.unwrap()
 }
 
 /// Repeats the request until there is a proof.
@@ -128,7 +128,7 @@ impl Statuses {
             as_of: None,
             limit: 10,
         };
-        let messages = fixture.admin.messages();
+        let messages = fixture.control.messages();
         messages.act_on_messages("acme", "orders", &discard).await.unwrap();
         let payload = format!("# {mark}, mended").into_bytes();
         let edit = Edit { payload, reason: "a test".to_owned(), as_of: None };
@@ -216,7 +216,7 @@ async fn nothing_of_a_subject_is_left_and_all_of_the_others() {
     check_proof(&proof, &statuses);
 
     // Each delivery again, and one of them with another payload.
-    let runs = |id: &str| fixture.control.runs(id).len();
+    let runs = |id: &str| fixture.script.runs(id).len();
     let ids: Vec<_> = statuses.delivered.values().flatten().map(id_of).collect();
     let before: Vec<_> = ids.iter().map(|id| runs(id)).collect();
     for consumer in statuses.each() {
@@ -297,7 +297,7 @@ fn check_proof(proof: &ErasureProof, statuses: &Statuses) {
 
 /// What an operator may not do with an erased message, and what is told of it.
 async fn refused(fixture: &InboxFixture) {
-    let messages = fixture.admin.messages();
+    let messages = fixture.control.messages();
     let edit = Edit { payload: b"new".to_vec(), reason: "a test".to_owned(), as_of: None };
     let error = messages.edit_message("acme", "orders", "dead", &edit).await.unwrap_err();
     assert!(error.to_string().contains("was erased at"), "{error}");
@@ -332,12 +332,12 @@ async fn a_message_in_an_open_claim_is_erased_after_it() {
     let live = fixture.host(&consumer);
     let subjects = keyed(0, "live", SUBJECT, "note", "gate g");
     let running = tokio::spawn(async move { deliver(&live, &[subjects]).await });
-    fixture.control.gate("g").reached(1).await;
+    fixture.script.gate("g").reached(1).await;
     let request = of_key(SUBJECT);
     let erasing = erase(&fixture, "acme", &request);
     let opening = async {
         fixture.until("SELECT EXISTS (SELECT FROM oncebox.erasure WHERE waits_for <> '{}')").await;
-        fixture.control.gate("g").open();
+        fixture.script.gate("g").open();
         running.await.unwrap();
     };
     let (proof, ()) = tokio::join!(erasing, opening);
@@ -364,7 +364,7 @@ async fn erasures_share_their_work_with_each_other_and_give_way_to_workers() {
     deliver(&host, &log[300..]).await;
     let worker = host.clone();
     let working = tokio::spawn(async move { step(&worker).await });
-    fixture.control.gate("g").reached(1).await;
+    fixture.script.gate("g").reached(1).await;
     deliver(&host, &log[..300]).await;
     for _ in 0..20 {
         step(&host).await.unwrap();
@@ -377,7 +377,7 @@ async fn erasures_share_their_work_with_each_other_and_give_way_to_workers() {
         fixture
             .until("SELECT EXISTS (SELECT FROM oncebox.erased_message WHERE status IS NULL)")
             .await;
-        fixture.control.gate("g").open();
+        fixture.script.gate("g").open();
         working.await.unwrap().unwrap();
     };
     let (one, other, ()) =
@@ -429,8 +429,8 @@ async fn a_message_is_erased_in_a_time_partition_that_is_being_removed() {
     assert_eq!((again.erased, again.already_erased), (Vec::new(), 1));
     let entries = "SELECT count(*) FROM oncebox.inbox_history";
     assert_eq!(fixture.number(entries).await, 1);
-    let database = fixture.admin.retention().databases().await.unwrap().remove(0);
-    let run = fixture.admin.retention().run(&database).await.unwrap();
+    let database = fixture.control.retention().databases().await.unwrap().remove(0);
+    let run = fixture.control.retention().run(&database).await.unwrap();
     assert_eq!((run.removed.len(), run.failed.len()), (1, 0), "{run:?}");
     assert_eq!(fixture.number(entries).await, 0);
     fixture.execute(format!("DELETE FROM {}.effect", consumer.tenant.schema_name)).await;
@@ -445,7 +445,7 @@ async fn a_message_is_erased_by_its_id_in_a_tenants_own_database() {
     let database = InboxFixture::another_database().await;
     let tenant = fixture.tenant_at("apart", &database, "").await;
     let consumer = fixture.consumer(&tenant, "orders", "payload = 'all'").await;
-    fixture.admin.tenant_databases().replicate(&tenant).await.unwrap();
+    fixture.control.tenant_databases().replicate(&tenant).await.unwrap();
     deliver(&fixture.host(&consumer), &records(["a", "ab", "b"])).await;
     let proof = erase(&fixture, "apart", &of_id("a")).await;
     assert_eq!((proof.message_id.as_deref(), &proof.key_hmac), (Some("a"), &None));
@@ -470,7 +470,7 @@ async fn a_message_is_erased_by_its_id_in_a_tenants_own_database() {
     // Neither a consumer nor a tenant that is not there is taken for one without messages.
     let misspelt = ErasureRequest { consumer: Some("order".to_owned()), ..of_id("b") };
     for (tenant, request) in [("apart", misspelt), ("nobody", of_id("b"))] {
-        let error = fixture.admin.erasures().erase(tenant, &request).await.unwrap_err();
+        let error = fixture.control.erasures().erase(tenant, &request).await.unwrap_err();
         assert!(error.to_string().contains("there is no"), "{error}");
     }
     sqlx::Connection::close(there).await.unwrap();
@@ -489,7 +489,7 @@ async fn a_command_that_is_given_again_later_looks_at_what_came_since() {
     let mut claim = fixture.pool.begin().await.unwrap();
     let lock = "SELECT pg_advisory_xact_lock($1, 1)";
     sqlx::query(lock).bind(consumer.row.consumer_id).execute(&mut *claim).await.unwrap();
-    let answer = fixture.admin.erasures().erase(tenant, &of_id("b")).await.unwrap();
+    let answer = fixture.control.erasures().erase(tenant, &of_id("b")).await.unwrap();
     assert!(answer.proof.is_none() && answer.in_flight == 1, "{answer:?}");
     // As it is at the end of its last pass.
     let ended = "UPDATE oncebox.erasure SET pass = 3, found = 0, empty_passes = 1, waits_for = '{}', \

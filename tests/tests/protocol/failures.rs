@@ -256,8 +256,7 @@ async fn attempts_end_at_their_limit_of(fixture: InboxFixture) {
     assert_eq!(fixture.row(&consumer, "never").await.state(), ("failed_terminal", Some("trap"), 3));
     assert_eq!(fixture.row(&consumer, "third").await.state(), ("completed", None, 3));
     // A run that was undone with its neighbours is the same attempt.
-    let mut attempts: Vec<_> =
-        fixture.control.runs("third").iter().map(|ran| ran.attempt).collect();
+    let mut attempts: Vec<_> = fixture.script.runs("third").iter().map(|ran| ran.attempt).collect();
     attempts.dedup();
     assert_eq!(attempts, [1, 2, 3]);
     fixture.finish().await;
@@ -299,7 +298,7 @@ async fn what_is_too_old_is_not_tried_again() {
         limit: 10,
     };
     assert_eq!(
-        fixture.admin.messages().act_on_messages("acme", "orders", &again).await.unwrap().changed,
+        fixture.control.messages().act_on_messages("acme", "orders", &again).await.unwrap().changed,
         1
     );
     fixture.retry_until_settled(&host).await;
@@ -350,7 +349,7 @@ async fn a_deadline_in_a_statement_is_recorded_alone_of(fixture: InboxFixture) {
     )
     .await;
     let backends: Vec<_> =
-        fixture.control.runs("hangs").iter().map(|ran| ran.backend.to_string()).collect();
+        fixture.script.runs("hangs").iter().map(|ran| ran.backend.to_string()).collect();
     assert!(!backends.is_empty());
     fixture
         .until(&format!(
@@ -399,7 +398,7 @@ async fn a_deadline_while_idle_costs_no_connection_of(fixture: InboxFixture) {
         Some("stopped after 200 ms")
     );
     let backends =
-        ["before0", "sleeps", "last"].map(|id| fixture.control.runs(id).last().unwrap().backend);
+        ["before0", "sleeps", "last"].map(|id| fixture.script.runs(id).last().unwrap().backend);
     assert!(backends.iter().all(|backend| *backend == backends[0]), "{backends:?}");
     fixture.finish().await;
 }
@@ -568,7 +567,7 @@ async fn raising(fixture: &InboxFixture, policy: &str) -> TestConsumer {
     let tenant: Tenant = fixture.tenant("acme", "").await;
     fixture.execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login)).await;
     fixture
-        .admin
+        .control
         .tenant_databases()
         .apply_migration(
             &tenant,
@@ -650,7 +649,7 @@ async fn a_session_that_forgets_what_was_prepared_stops_nothing_of(fixture: Inbo
     let tenant: Tenant = fixture.tenant("acme", "").await;
     fixture.execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login)).await;
     fixture
-        .admin
+        .control
         .tenant_databases()
         .apply_migration(
             &tenant,
@@ -719,11 +718,7 @@ async fn contention_alone_is_repeated_then_an_attempt_of(fixture: InboxFixture) 
         )],
     )
     .await;
-    assert!(
-        fixture.control.runs("waits").len() >= 6,
-        "{} runs",
-        fixture.control.runs("waits").len()
-    );
+    assert!(fixture.script.runs("waits").len() >= 6, "{} runs", fixture.script.runs("waits").len());
     holder.close().await.unwrap();
     fixture.retry_until_settled(&fixture.host(&consumer)).await;
     assert_eq!(fixture.row(&consumer, "waits").await.state(), ("completed", None, 2));
@@ -757,10 +752,10 @@ async fn a_deadlock_of_two_hosts_costs_neither_its_effects_of(fixture: InboxFixt
         tasks.push(tokio::spawn(async move { deliver(&host, &log).await }));
     }
     for name in ["x", "y"] {
-        fixture.control.gate(name).reached(1).await;
+        fixture.script.gate(name).reached(1).await;
     }
     for name in ["x", "y"] {
-        fixture.control.gate(name).open();
+        fixture.script.gate(name).open();
     }
     for task in tasks {
         let errors = task.await.unwrap();
@@ -846,12 +841,12 @@ async fn savepoints_stay_on_while_failures_are_common() {
     };
     let mut partition = take(&host).await;
     drive(&mut partition, &batch(0)).await;
-    assert_eq!(fixture.control.runs("m0").len(), 2, "without savepoints the batch runs again");
+    assert_eq!(fixture.script.runs("m0").len(), 2, "without savepoints the batch runs again");
     for n in 1..30 {
         drive(&mut partition, &batch(n * 10)).await;
     }
     drive(&mut partition, &batch(300)).await;
-    assert_eq!(fixture.control.runs("m300").len(), 1, "with savepoints it does not");
+    assert_eq!(fixture.script.runs("m300").len(), 1, "with savepoints it does not");
     partition.close().await;
     assert_eq!(
         fixture.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'failed_terminal'").await,
@@ -936,7 +931,7 @@ async fn a_payload_that_is_not_valid_never_reaches_a_handler() {
         };
         assert_eq!(
             fixture
-                .admin
+                .control
                 .messages()
                 .act_on_messages("acme", "orders", &again)
                 .await
@@ -959,7 +954,7 @@ async fn a_payload_that_is_not_valid_never_reaches_a_handler() {
             .await;
         assert_eq!(
             fixture
-                .admin
+                .control
                 .messages()
                 .act_on_messages("acme", "orders", &again)
                 .await

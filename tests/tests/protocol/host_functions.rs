@@ -83,7 +83,7 @@ async fn an_older_host_puts_no_older_text_back() {
     start(&fixture, &Functions::of_this_program()).await.unwrap();
     assert_eq!(state(&fixture).await, left, "the older host changed something");
     // Nor does its doctor print how to.
-    let findings = fixture.admin.doctor().run(HostLimits { connections_max: 8 }).await.unwrap();
+    let findings = fixture.control.doctor().run(HostLimits { connections_max: 8 }).await.unwrap();
     let code: Vec<_> = findings.iter().filter(|finding| finding.check == "host_code").collect();
     assert!(
         matches!(code[..], [one] if one.severity == Severity::Unknown && one.sql.is_none()),
@@ -181,7 +181,7 @@ async fn another_signature_replaces_the_function_with_its_privileges() {
 async fn functions_change_together_or_not_at_all() {
     let fixture = InboxFixture::new().await;
     let tenant = fixture.tenant("acme", "CREATE TABLE item (id int PRIMARY KEY);").await;
-    assert!(fixture.admin.shadows().install_capture(&tenant).await.unwrap().is_empty());
+    assert!(fixture.control.shadows().install_capture(&tenant).await.unwrap().is_empty());
     let before = state(&fixture).await;
     let changed = with(later(1), "oncebox.authorize", "'denied'", "'refused'");
     let mut broken = changed.clone();
@@ -232,13 +232,13 @@ async fn functions_of_a_tenants_own_database_are_brought_up_to_date_too() {
     let other = with(later(0), "oncebox_host.release", "RETURN FOUND", "RETURN NULL");
     schema::migrate_with(&options, &other).await.unwrap();
     assert_ne!(functions(&mut connection).await, shipped);
-    fixture.admin.tenant_databases().prepare(&tenant).await.unwrap();
+    fixture.control.tenant_databases().prepare(&tenant).await.unwrap();
     assert_eq!(functions(&mut connection).await, shipped);
 
     let newer = Functions { schema_number: SCHEMA_NUMBER + 1, ..other };
     schema::migrate_with(&options, &newer).await.unwrap();
     let left = functions(&mut connection).await;
-    fixture.admin.tenant_databases().prepare(&tenant).await.unwrap();
+    fixture.control.tenant_databases().prepare(&tenant).await.unwrap();
     assert_eq!(functions(&mut connection).await, left, "the older host changed something");
     connection.close().await.unwrap();
     fixture.finish().await;

@@ -38,7 +38,7 @@ async fn undecodable_records_are_parked_once_with_their_bytes() {
         assert_eq!(fixture.row(&consumer, id).await.state(), ("parked", Some(reason), 0));
     }
     let detail = fixture
-        .admin
+        .control
         .messages()
         .inbox_show("acme", "orders", "undecodable:t:T1:0:0")
         .await

@@ -102,7 +102,7 @@ async fn a_message_is_found_by_whatever_is_known_of_it() {
     let all = ["a", "dead", "0", "B", "Z", "_", "b"];
     let found = async |filter: Filter| -> Vec<String> {
         let rows = fixture
-            .admin
+            .control
             .messages()
             .inbox_list(&Filter {
                 limit: if filter.limit == 0 { 50 } else { filter.limit },
@@ -155,7 +155,7 @@ async fn a_message_is_found_by_whatever_is_known_of_it() {
         let (mut paged, mut after) = (Vec::new(), None);
         loop {
             let rows = fixture
-                .admin
+                .control
                 .messages()
                 .inbox_list(&Filter { limit, after: after.clone(), ..Filter::default() })
                 .await
@@ -238,7 +238,7 @@ async fn every_list_is_answered_from_an_index_or_asks_for_less() {
     ];
     for (what, filter) in &asked {
         assert_eq!(
-            fixture.admin.messages().inbox_list(filter).await.unwrap().len(),
+            fixture.control.messages().inbox_list(filter).await.unwrap().len(),
             if what.contains("none") { 0 } else { 50 },
             "{what}"
         );
@@ -258,7 +258,7 @@ async fn every_list_is_answered_from_an_index_or_asks_for_less() {
     // all.
     let looked = async |filter: Filter| {
         fixture
-            .admin
+            .control
             .messages()
             .inbox_list(&filter)
             .await
@@ -289,7 +289,7 @@ async fn every_list_is_answered_from_an_index_or_asks_for_less() {
     assert!(pages < 30_000, "{pages} pages:\n{plan}");
     // An export reads all of it.
     let exported =
-        fixture.admin.messages().inbox_export("acme", "orders", &rare, false).await.unwrap();
+        fixture.control.messages().inbox_export("acme", "orders", &rare, false).await.unwrap();
     assert_eq!(exported.len(), 1);
     fixture.execute("DELETE FROM oncebox.inbox").await;
     fixture.finish().await;
@@ -297,7 +297,7 @@ async fn every_list_is_answered_from_an_index_or_asks_for_less() {
 
 /// Pages that a list reads, and its plan.
 async fn pages_read(fixture: &InboxFixture, filter: &Filter) -> (u64, String) {
-    let plan = fixture.admin.messages().inbox_list_plan(filter).await.unwrap();
+    let plan = fixture.control.messages().inbox_list_plan(filter).await.unwrap();
     (shared_pages(&plan), plan.join("\n"))
 }
 
@@ -506,7 +506,7 @@ async fn a_retention_class_has_partitions_once_a_consumer_has_it() {
     };
     let (here, there) =
         (fixture.tenant("here", "").await, fixture.tenant_at("there", &database, "").await);
-    let there_pool = fixture.admin.tenant_databases().get(&there).unwrap().pool;
+    let there_pool = fixture.control.tenant_databases().get(&there).unwrap().pool;
     assert_eq!(
         [counts(&fixture.pool).await, counts(&there_pool).await],
         [[3, 0, 0, 0], [3, 0, 0, 0]]
@@ -518,7 +518,7 @@ async fn a_retention_class_has_partitions_once_a_consumer_has_it() {
     );
     // S3-016.
     assert_eq!(counts(&fixture.pool).await, [3, 3, 0, 3]);
-    fixture.admin.tenant_databases().replicate(&there).await.unwrap();
+    fixture.control.tenant_databases().replicate(&there).await.unwrap();
     assert_eq!(
         counts(&there_pool).await,
         [3, 0, 0, 3],
@@ -541,7 +541,7 @@ async fn a_retention_class_has_partitions_once_a_consumer_has_it() {
     assert_eq!(counts(&fixture.pool).await, [0, 3, 0, 3]);
     assert!(
         fixture
-            .admin
+            .control
             .doctor()
             .run(HostLimits { connections_max: 32 })
             .await

@@ -78,7 +78,7 @@ async fn a_delivery_of_what_is_known_is_acked_whatever_its_state() {
         };
         assert_eq!(
             fixture
-                .admin
+                .control
                 .messages()
                 .act_on_messages("acme", "orders", &discard)
                 .await
@@ -91,7 +91,7 @@ async fn a_delivery_of_what_is_known_is_acked_whatever_its_state() {
             tokio::spawn(async move { step(&host).await })
         });
         if worker.is_some() {
-            fixture.control.gate("g").reached(1).await;
+            fixture.script.gate("g").reached(1).await;
         }
 
         let mut again = log.to_vec();
@@ -101,7 +101,7 @@ async fn a_delivery_of_what_is_known_is_acked_whatever_its_state() {
         for record in &again {
             let id = String::from_utf8(record.header("id").unwrap().to_vec()).unwrap();
             let (before, runs) =
-                (row(&fixture, &consumer, &id).await, fixture.control.runs(&id).len());
+                (row(&fixture, &consumer, &id).await, fixture.script.runs(&id).len());
             for _ in 0..2 {
                 assert!(
                     deliver(&fixture.host(&consumer), std::slice::from_ref(record))
@@ -113,7 +113,7 @@ async fn a_delivery_of_what_is_known_is_acked_whatever_its_state() {
             }
             // S0-019: acked, and nothing happened.
             assert_eq!(
-                (row(&fixture, &consumer, &id).await, fixture.control.runs(&id).len()),
+                (row(&fixture, &consumer, &id).await, fixture.script.runs(&id).len()),
                 (before.clone(), runs),
                 "{ack}: `{id}`"
             );
@@ -121,7 +121,7 @@ async fn a_delivery_of_what_is_known_is_acked_whatever_its_state() {
         }
         assert_eq!(fixture.rows().await.len(), again.len());
         if let Some(worker) = worker {
-            fixture.control.gate("g").open();
+            fixture.script.gate("g").open();
             assert_eq!(worker.await.unwrap().unwrap(), 1);
         } else {
             let mut defined: Vec<String> =
@@ -164,7 +164,7 @@ async fn a_message_that_comes_by_another_way_is_the_same() {
         taken.close().await;
         // S1-001 (retry topic, manual backfill).
         assert_eq!(
-            (row(&fixture, &consumer, "a").await, fixture.control.runs("a").len()),
+            (row(&fixture, &consumer, "a").await, fixture.script.runs("a").len()),
             (before.clone(), 1),
             "{topic}"
         );

@@ -56,7 +56,7 @@ async fn after_insert_stores_first_and_workers_run() {
             .await,
         32
     );
-    assert!(fixture.control.runs("m0").is_empty(), "it ran before the ack");
+    assert!(fixture.script.runs("m0").is_empty(), "it ran before the ack");
     let stop = CancellationToken::new();
     let workers: Vec<_> =
         (0..3).map(|_| tokio::spawn(retry::work(fixture.host(&consumer), stop.clone()))).collect();
@@ -81,7 +81,7 @@ async fn after_insert_stores_first_and_workers_run() {
         (Some(serde_json::json!(1)), None, Some(1))
     );
     assert_eq!(
-        fixture.control.runs("m0").iter().map(|ran| ran.kind).collect::<Vec<_>>(),
+        fixture.script.runs("m0").iter().map(|ran| ran.kind).collect::<Vec<_>>(),
         [DeliveryKind::Retry]
     );
     assert_eq!(fixture.row(&consumer, "again").await.state(), ("completed", None, 3));
@@ -101,7 +101,7 @@ async fn an_attempt_is_committed_before_it_runs() {
     let host = fixture.host(&consumer);
     deliver(&host, &[record(0, "a", "gate g")]).await;
     let worker = tokio::spawn(async move { step(&host).await });
-    fixture.control.gate("g").reached(1).await;
+    fixture.script.gate("g").reached(1).await;
     let row = fixture.row(&consumer, "a").await;
     // S1-010, S1-026, S1-064.
     assert_eq!((row.state(), row.epoch, row.leased), (("in_progress", None, 1), 1, true));
@@ -109,7 +109,7 @@ async fn an_attempt_is_committed_before_it_runs() {
     const OWNED: &str =
         "SELECT count(*) FROM oncebox.inbox WHERE locked_by LIKE 'host-%' AND locked_until > now()";
     assert_eq!(fixture.number(OWNED).await, 1, "whoever runs it is named, and for how long");
-    fixture.control.gate("g").open();
+    fixture.script.gate("g").open();
     assert_eq!(worker.await.unwrap().unwrap(), 1);
     fixture.finish().await;
 }
@@ -172,13 +172,13 @@ async fn a_live_transaction_is_left_alone_after_its_lease() {
         )
         .await;
     let worker = tokio::spawn(async move { step(&slow).await });
-    fixture.control.gate("g").reached(1).await;
+    fixture.script.gate("g").reached(1).await;
     expired(&fixture).await;
     for _ in 0..3 {
         // S0-002.
         assert_eq!(step(&other).await.unwrap(), 0);
     }
-    fixture.control.gate("g").open();
+    fixture.script.gate("g").open();
     assert_eq!(worker.await.unwrap().unwrap(), 1);
     let row = fixture.row(&consumer, "a").await;
     assert_eq!((row.state(), row.crashes), (("completed", None, 1), 0));
@@ -233,7 +233,7 @@ async fn a_duplicate_that_races_a_retry_is_settled_at_once() {
     let log = [record(0, "a", "before 2 retry 0\ngate g")];
     deliver(&host, &log).await;
     let worker = tokio::spawn(async move { while step(&host).await.unwrap() == 0 {} });
-    fixture.control.gate("g").reached(1).await;
+    fixture.script.gate("g").reached(1).await;
     assert!(deliver(&fixture.host(&consumer), &log).await.is_empty());
     // S0-019, S2-012.
     assert_eq!(
@@ -241,7 +241,7 @@ async fn a_duplicate_that_races_a_retry_is_settled_at_once() {
         "in_progress",
         "the duplicate waited for the retry"
     );
-    fixture.control.gate("g").open();
+    fixture.script.gate("g").open();
     worker.await.unwrap();
     assert_eq!(fixture.row(&consumer, "a").await.state(), ("completed", None, 2));
     fixture.finish().await;
@@ -264,7 +264,7 @@ async fn workers_share_what_is_due() {
     }
     for n in 0..100 {
         // S0-049, S1-034, S1-065, S2-009.
-        assert_eq!(fixture.control.runs(&format!("m{n}")).len(), 1);
+        assert_eq!(fixture.script.runs(&format!("m{n}")).len(), 1);
     }
     assert_eq!(
         fixture
@@ -296,7 +296,7 @@ async fn a_lease_given_back_costs_no_attempt() {
     let error = step(&host).await.unwrap_err();
     assert!(matches!(error, InboxError::StaleDeployments), "{error}");
     assert_eq!(fixture.number(unused).await, 3);
-    let handler = Script::version(fixture.control.clone(), 7);
+    let handler = Script::version(fixture.script.clone(), 7);
     host.set_handlers(PlainHandlers::resolving(5, move |_| Some(handler.clone())));
     fixture.retry_until_settled(&host).await;
     assert_eq!(
@@ -538,7 +538,7 @@ async fn a_lost_answer_to_commit_is_found_out_by_claiming_again() {
     fixture.execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login)).await;
     // Sequences do not roll back: each kills one commit only.
     fixture
-        .admin
+        .control
         .tenant_databases()
         .apply_migration(
             tenant,
@@ -806,7 +806,13 @@ async fn a_message_that_is_under_way_in_every_outage_is_parked() {
         limit: 1,
     };
     assert_eq!(
-        fixture.admin.messages().act_on_messages("acme", "orders", &redrive).await.unwrap().changed,
+        fixture
+            .control
+            .messages()
+            .act_on_messages("acme", "orders", &redrive)
+            .await
+            .unwrap()
+            .changed,
         1
     );
     assert_eq!(guest.lease(60_000).await.unwrap(), [("a".to_owned(), 6)]);

@@ -143,7 +143,7 @@ async fn redrive_all(fixture: &InboxFixture, consumer: &TestConsumer) -> i64 {
         as_of: None,
         limit: 1_000,
     };
-    let messages = fixture.admin.messages();
+    let messages = fixture.control.messages();
     messages.act_on_messages("acme", &consumer.row.name, &bulk).await.unwrap().changed
 }
 
@@ -315,7 +315,7 @@ async fn a_later_run_is_given_what_the_first_one_was() {
             assert_eq!(*run, runs[0], "`{id}`");
         }
     }
-    let light = fixture.admin.consumers().get("acme", "light").await.unwrap();
+    let light = fixture.control.consumers().get("acme", "light").await.unwrap();
     let policy = light.policy().unwrap();
     let light = TestConsumer { tenant, row: light, policy };
     for row in rows(&fixture, &light).await.values() {
@@ -450,7 +450,7 @@ async fn rows_of_both_forms_are_shown_together() {
     let host = fixture.host(&light);
     deliver(&host, &[rich(0, "light", "k", 1, ""), rich(1, "letter", "k", 1, "reject")]).await;
     deliver(&fixture.host(&full), &[rich(2, "full", "k", 1, "")]).await;
-    let messages = fixture.admin.messages();
+    let messages = fixture.control.messages();
     let all = Filter { limit: 50, ..Filter::default() };
     let listed = messages.inbox_list(&all).await.unwrap();
     let forms: BTreeMap<_, _> = listed

@@ -70,29 +70,29 @@ async fn needs_unboxed(
     victim: &Tenant,
     apart: &Tenant,
 ) -> Result<(), InboxError> {
-    let admin = &fixture.admin;
+    let control = &fixture.control;
     let policy = || Policy::parse("topics = ['t']\nack = 'after_commit'").unwrap();
     match lock {
         "migrate" => schema::migrate(&fixture.superuser_options()).await.map(drop),
-        "grants" => admin.tenants().create("newcomer").await.map(drop),
-        "groups" => admin.consumers().create(&victim.name, "new", &policy()).await.map(drop),
+        "grants" => control.tenants().create("newcomer").await.map(drop),
+        "groups" => control.consumers().create(&victim.name, "new", &policy()).await.map(drop),
         "partitions" => schema::ensure_partitions_for(&fixture.pool, &[Retention::OneYear.class()])
             .await
             .map(|made| assert_eq!(made, 3)),
-        "capture" => admin
+        "capture" => control
             .shadows()
             .install_capture(victim)
             .await
             .map(|left| assert!(left.is_empty(), "{left:?}")),
         "tenant removal" => {
-            let leaving = admin.tenants().delete("leaving").await?;
-            admin
+            let leaving = control.tenants().delete("leaving").await?;
+            control
                 .tenants()
                 .remove(&leaving)
                 .await
                 .map(|removed| assert!(removed, "someone else is at it"))
         }
-        "mirror" => admin.tenant_databases().replicate(apart).await,
+        "mirror" => control.tenant_databases().replicate(apart).await,
         other => panic!("no lock is `{other}`"),
     }
 }
@@ -109,7 +109,7 @@ async fn ids_made_for_the_locks_of_the_host_hold_up_nothing() {
     let evil_apart = fixture.tenant_at("evil-apart", &database, "").await;
     let attacks = fixture.consumer(&evil, "attacks", collisions::PATIENT).await;
     let attacks_apart = fixture.consumer(&evil_apart, "attacks", collisions::PATIENT).await;
-    fixture.admin.tenant_databases().replicate(&evil_apart).await.unwrap();
+    fixture.control.tenant_databases().replicate(&evil_apart).await.unwrap();
     let named = [
         ("oncebox migrate", 0),
         ("oncebox grants", 0),
@@ -194,8 +194,8 @@ async fn who_waits_for_a_lock_of_the_host_is_told_for_whom() {
     };
     let holders = [backend(&mut here).await, backend(&mut there).await];
     // Nobody waits for whoever takes a tenant away: it is looked at again.
-    let deleted = fixture.admin.tenants().delete("leaving").await.unwrap();
-    assert!(!fixture.admin.tenants().remove(&deleted).await.unwrap());
+    let deleted = fixture.control.tenants().delete("leaving").await.unwrap();
+    assert!(!fixture.control.tenants().remove(&deleted).await.unwrap());
     let waiting: Vec<_> = HOSTS.into_iter().filter(|lock| *lock != "tenant removal").collect();
     let told = futures::future::join_all(waiting.iter().map(async |lock| {
         let answer = timeout(4 * DEADLINE, needs(&fixture, lock, &victim, &apart)).await;
@@ -223,7 +223,7 @@ async fn who_waits_for_a_lock_of_the_host_is_told_for_whom() {
             .await
             .unwrap_or_else(|error| panic!("{lock}: {error}"));
     }
-    assert!(fixture.admin.tenants().remove(&deleted).await.unwrap());
+    assert!(fixture.control.tenants().remove(&deleted).await.unwrap());
     fixture.finish().await;
 }
 
@@ -237,7 +237,7 @@ async fn who_writes_privileges_waits_for_whoever_does() {
     let leaving = fixture.tenant("leaving", "").await;
     let database = InboxFixture::another_database().await;
     let apart = fixture.tenant_at("apart", &database, "").await;
-    let deleted = fixture.admin.tenants().delete("leaving").await.unwrap();
+    let deleted = fixture.control.tenants().delete("leaving").await.unwrap();
     let name: String = sqlx::query_scalar("SELECT current_database()::text")
         .fetch_one(&fixture.pool)
         .await
@@ -255,7 +255,7 @@ async fn who_writes_privileges_waits_for_whoever_does() {
         let writing = async {
             match what {
                 "tenant removal" => {
-                    fixture.admin.tenants().remove(&deleted).await.map(|removed| assert!(removed))
+                    fixture.control.tenants().remove(&deleted).await.map(|removed| assert!(removed))
                 }
                 what => needs(&fixture, what, &victim, &apart).await,
             }

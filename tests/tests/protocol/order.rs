@@ -54,7 +54,7 @@ async fn discard(fixture: &InboxFixture, consumer: &TestConsumer, id: &str) {
         BulkAction { action: Action::Discard, filter, message_ids, reason, as_of: None, limit: 1 };
     assert_eq!(
         fixture
-            .admin
+            .control
             .messages()
             .act_on_messages(&consumer.tenant.name, &consumer.row.name, &bulk)
             .await
@@ -174,15 +174,15 @@ async fn a_message_that_comes_while_its_key_is_being_worked_on_is_neither_lost_n
         let host = host.clone();
         async move { until_one(&host).await }
     });
-    fixture.control.gate("retried").reached(1).await;
+    fixture.script.gate("retried").reached(1).await;
     // A claim of the key that is not committed when the retry ends.
     let live = tokio::spawn(async move {
         deliver(&other, &[keyed(1, "k2", "k", ""), keyed(2, "x", "x", "gate live")]).await
     });
-    fixture.control.gate("live").reached(1).await;
-    fixture.control.gate("retried").open();
+    fixture.script.gate("live").reached(1).await;
+    fixture.script.gate("retried").open();
     retry.await.unwrap();
-    fixture.control.gate("live").open();
+    fixture.script.gate("live").open();
     live.await.unwrap();
     fixture.retry_until_settled(&host).await;
     check(
@@ -206,7 +206,7 @@ async fn a_slow_key_holds_up_no_batch() {
         let host = host.clone();
         async move { until_one(&host).await }
     });
-    fixture.control.gate("slow").reached(1).await;
+    fixture.script.gate("slow").reached(1).await;
     let live = [keyed(1, "k2", "k", ""), keyed(2, "x", "x", ""), keyed(3, "k3", "k", "")];
     // A batch that waited would wait for the gate, and not for the end of a lock's patience.
     let settings = SessionSettings { lock_timeout_ms: 120_000, ..SessionSettings::default() };
@@ -217,9 +217,9 @@ async fn a_slow_key_holds_up_no_batch() {
     // A worker that gets hold of one meanwhile puts it off.
     assert_eq!(step(&fixture.host(&consumer)).await.unwrap(), 1);
     assert!(
-        fixture.row(&consumer, "k2").await.attempts == 0 && fixture.control.runs("k2").is_empty()
+        fixture.row(&consumer, "k2").await.attempts == 0 && fixture.script.runs("k2").is_empty()
     );
-    fixture.control.gate("slow").open();
+    fixture.script.gate("slow").open();
     retry.await.unwrap();
     fixture.retry_until_settled(&host).await;
     assert_eq!(trail(&fixture, &consumer).await, ["k1", "x", "k2", "k3"]);

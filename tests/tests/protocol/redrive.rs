@@ -21,10 +21,10 @@ use oncebox_tests::{
 };
 use tokio::time::{Instant, sleep};
 
-mod copies;
+mod dead_letter_topic;
+mod edit;
 mod export;
 mod records;
-mod edit;
 
 const QUICK: &str = "retry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }";
 
@@ -45,7 +45,7 @@ fn these(action: Action, ids: &[&str]) -> BulkAction {
 
 async fn act(fixture: &InboxFixture, consumer: &TestConsumer, bulk: &BulkAction) -> BulkResult {
     fixture
-        .admin
+        .control
         .messages()
         .act_on_messages(&consumer.tenant.name, &consumer.row.name, bulk)
         .await
@@ -109,7 +109,7 @@ async fn a_dead_letter_runs_again_as_what_it_is() {
         "it is known"
     );
     let retries =
-        fixture.control.runs("a").into_iter().filter(|ran| ran.kind == DeliveryKind::Retry);
+        fixture.script.runs("a").into_iter().filter(|ran| ran.kind == DeliveryKind::Retry);
     assert_eq!(retries.map(|ran| ran.attempt).collect::<Vec<_>>(), [2, 1, 2, 1]);
 
     let failed =
@@ -121,7 +121,7 @@ async fn a_dead_letter_runs_again_as_what_it_is() {
         history(&fixture, "a").await,
         [failed(1), failed(2), redriven.clone(), failed(1), failed(2), redriven]
     );
-    let audit = fixture.admin.audit().list(Some("acme"), 10).await.unwrap();
+    let audit = fixture.control.audit().list(Some("acme"), 10).await.unwrap();
     let of_redrive: Vec<_> = audit.iter().filter(|entry| entry.action == "inbox.redrive").collect();
     assert_eq!(of_redrive.len(), 2);
     assert_eq!(
@@ -134,7 +134,7 @@ async fn a_dead_letter_runs_again_as_what_it_is() {
 /// Scripted handlers, and each message as they are given it, run by run.
 fn watched(fixture: &InboxFixture) -> (Arc<PlainHandlers>, Arc<Mutex<Vec<Message>>>) {
     let given = Arc::<Mutex<Vec<Message>>>::default();
-    let (script, seen) = (Script::handler(fixture.control.clone()), given.clone());
+    let (script, seen) = (Script::handler(fixture.script.clone()), given.clone());
     let handler = PlainHandler::new(1, move |tx, run| {
         seen.lock().unwrap().push(run.message.clone());
         let script = script.clone();
@@ -178,8 +178,8 @@ async fn what_a_handler_is_given_is_what_came_however_often_it_runs() {
         fixture.retry_until_settled(&host).await;
         for payload in ["park", "result 7"] {
             let edit = Edit { payload: payload.into(), reason: "a typo".to_owned(), as_of: None };
-            fixture.admin.messages().edit_message("acme", "orders", "a", &edit).await.unwrap();
-            let shown = fixture.admin.messages().inbox_show("acme", "orders", "a").await.unwrap();
+            fixture.control.messages().edit_message("acme", "orders", "a", &edit).await.unwrap();
+            let shown = fixture.control.messages().inbox_show("acme", "orders", "a").await.unwrap();
             assert_eq!(
                 (shown.key, shown.headers),
                 (letter.key.clone(), letter.headers.clone()),
@@ -232,7 +232,7 @@ async fn what_is_open_is_counted_by_state_and_reason() {
     let fixture = InboxFixture::new().await;
     let consumer =
         fixture.simple("", "alerts = { parked = 4, dead_letters = 2, pending_age_s = 3600 }").await;
-    let count = async || fixture.admin.messages().backlog("acme", "orders").await.unwrap();
+    let count = async || fixture.control.messages().backlog("acme", "orders").await.unwrap();
     assert_eq!(count().await, Default::default());
     let mut no_id = record(5, "", "");
     no_id.headers.clear();
@@ -399,7 +399,7 @@ async fn only_what_it_is_for_is_touched() {
     );
     assert!(
         fixture
-            .admin
+            .control
             .audit()
             .list(None, 100)
             .await
@@ -426,7 +426,7 @@ async fn only_what_it_is_for_is_touched() {
     assert_eq!(fixture.row(&consumer, "rejected").await.state(), ("discarded", Some("reject"), 1));
     assert_eq!(act(&fixture, &consumer, &these(Action::Redrive, &["rejected"])).await.changed, 0);
     let missing = fixture
-        .admin
+        .control
         .messages()
         .act_on_messages("acme", "nobody", &all(Action::Redrive))
         .await
@@ -510,18 +510,18 @@ async fn asked_twice_it_is_done_once() {
 /// What could go wrong: someone who redrives, or the host that runs what is redriven, dies in the
 /// middle, and messages run twice, never, or nobody knows who did it. S1-011, S1-059, S0-042.
 ///
-/// `ONCEBOX_REDRIVE_LETTERS` says how many dead letters there are (3,000 by default).
+/// `ONCEBOX_REDRIVE_DEAD_LETTERS` says how many dead letters there are (3,000 by default).
 #[tokio::test(flavor = "multi_thread")]
 async fn dead_letters_are_redriven_twice_while_hosts_die() {
-    let letters: usize =
-        std::env::var("ONCEBOX_REDRIVE_LETTERS").map_or(3_000, |letters| letters.parse().unwrap());
+    let dead_letters: usize = std::env::var("ONCEBOX_REDRIVE_DEAD_LETTERS")
+        .map_or(3_000, |dead_letters| dead_letters.parse().unwrap());
     let fixture = HostFixture::with(Options { partitions: 4, ..Options::default() }).await.unwrap();
-    fixture.send(&Load::of((0..letters).map(|_| Work::Park))).await.unwrap();
+    fixture.send(&Load::of((0..dead_letters).map(|_| Work::Park))).await.unwrap();
     let host = fixture.start("a", &[]).unwrap();
     let started = Instant::now();
     let parked = "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status = \
         'parked' AND reason = 'park'";
-    while fixture.number(parked).await.unwrap() < letters as i64 {
+    while fixture.number(parked).await.unwrap() < dead_letters as i64 {
         assert!(
             started.elapsed() < Duration::from_secs(600),
             "only {} are parked",
@@ -565,7 +565,7 @@ async fn dead_letters_are_redriven_twice_while_hosts_die() {
     let completed = "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status \
         = 'completed'";
     let started = Instant::now();
-    while fixture.number(completed).await.unwrap() < letters as i64 {
+    while fixture.number(completed).await.unwrap() < dead_letters as i64 {
         assert!(
             started.elapsed() < Duration::from_secs(600),
             "only {} completed",
@@ -577,20 +577,20 @@ async fn dead_letters_are_redriven_twice_while_hosts_die() {
     // S1-001, S1-011, S1-059, S3-023.
     assert_eq!(
         fixture.number("SELECT count(*) FROM {schema}.ledger_entry").await.unwrap(),
-        letters as i64
+        dead_letters as i64
     );
     assert_eq!(
         fixture
             .number("SELECT count(DISTINCT message_id) FROM {schema}.ledger_entry")
             .await
             .unwrap(),
-        letters as i64
+        dead_letters as i64
     );
     const REDRIVEN: &str = "SELECT count(*) FROM oncebox.inbox_history WHERE event = 'redriven' \
         AND reason = 'the account is open'";
-    assert_eq!(fixture.number(REDRIVEN).await.unwrap(), letters as i64, "each has one entry");
+    assert_eq!(fixture.number(REDRIVEN).await.unwrap(), dead_letters as i64, "each has one entry");
     const AUDITED: &str = "SELECT sum((details->>'messages')::bigint)::bigint FROM oncebox.audit \
         WHERE action = 'inbox.redrive'";
-    assert_eq!(fixture.number(AUDITED).await.unwrap(), letters as i64);
+    assert_eq!(fixture.number(AUDITED).await.unwrap(), dead_letters as i64);
     hosts[0].stop().await.unwrap();
 }

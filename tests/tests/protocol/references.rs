@@ -45,7 +45,7 @@ fn limited(server: &S3Server, limits: FetchLimits) -> Stores {
 
 /// A tenant that may read below `in/`.
 async fn tenant(fixture: &mut InboxFixture, server: &S3Server, stall: Duration) -> Tenant {
-    fixture.admin = fixture.admin.clone().fetching_from(stores(server, stall));
+    fixture.control = fixture.control.clone().fetching_from(stores(server, stall));
     let tenant = fixture.tenant("acme", "").await;
     allow(fixture, &tenant).await;
     tenant
@@ -63,7 +63,7 @@ async fn allow_in(fixture: &InboxFixture, tenant: &Tenant, store: &str) {
         access_key_id: ACCESS_KEY_ID.to_owned(),
         secret_access_key: SECRET_ACCESS_KEY.to_owned(),
     };
-    fixture.admin.tenant_stores().set(&tenant.name, &new).await.unwrap();
+    fixture.control.tenant_stores().set(&tenant.name, &new).await.unwrap();
 }
 
 fn policy(bounds: &str, more: &str) -> String {
@@ -72,7 +72,7 @@ fn policy(bounds: &str, more: &str) -> String {
 
 fn fetcher(fixture: &InboxFixture, consumer: &TestConsumer) -> Arc<dyn ReferenceFetcher> {
     let store = &consumer.policy.reference.as_ref().unwrap().store;
-    fixture.admin.tenant_stores().fetcher(&consumer.tenant, store)
+    fixture.control.tenant_stores().fetcher(&consumer.tenant, store)
 }
 
 fn host(fixture: &InboxFixture, consumer: &TestConsumer) -> Arc<ConsumerInbox> {
@@ -98,7 +98,7 @@ async fn redrive(fixture: &InboxFixture, consumer: &TestConsumer, id: &str) {
         limit: 1,
     };
     let (tenant, name) = (&consumer.tenant.name, &consumer.row.name);
-    let done = fixture.admin.messages().act_on_messages(tenant, name, &bulk).await.unwrap();
+    let done = fixture.control.messages().act_on_messages(tenant, name, &bulk).await.unwrap();
     assert_eq!(done.changed, 1, "{id}");
 }
 
@@ -221,7 +221,7 @@ async fn what_cannot_be_fetched_is_parked_by_its_reason() {
             server.gets().into_iter().filter(|path| !path.starts_with("/kept/in/")).collect();
         assert!(stray.is_empty(), "the host asked for {stray:?}");
 
-        let found = fixture.admin.messages().message_history("acme", name, "missing").await;
+        let found = fixture.control.messages().message_history("acme", name, "missing").await;
         let next = found.unwrap().next;
         assert!(next.text.contains("Put the object there"), "{next:?}");
         assert!(next.commands.iter().any(|command| command.contains("redrive")), "{next:?}");
@@ -268,7 +268,7 @@ async fn a_store_that_does_not_deliver_is_tried_again_by_the_ladder() {
         server.release("in/held");
     }
     redrive(&fixture, &stalls, "held").await;
-    let patient = fixture.admin.clone().fetching_from(stores(&server, Duration::from_secs(10)));
+    let patient = fixture.control.clone().fetching_from(stores(&server, Duration::from_secs(10)));
     let host = fixture.host(&stalls);
     host.fetch_with(patient.tenant_stores().fetcher(&tenant, "docs"));
     fixture.retry_until_settled(&host).await;
@@ -284,7 +284,7 @@ fn sharing(
     budget: &Arc<Budget>,
 ) -> Arc<ConsumerInbox> {
     let sessions = Sessions::of(
-        fixture.admin.tenant_databases().session_target(&consumer.tenant).unwrap(),
+        fixture.control.tenant_databases().session_target(&consumer.tenant).unwrap(),
         &SessionSettings::default(),
         budget.clone(),
     );
@@ -379,8 +379,8 @@ async fn access_keys_are_sealed_and_go_with_the_master_key() {
         })
     };
     let (object, not_allowed) = (Ok(b"the object".to_vec()), Err(Some(ReferenceFault::NotAllowed)));
-    assert_eq!(fetch(&fixture.admin, &tenant).await, object);
-    assert_eq!(fetch(&fixture.admin, &other).await, not_allowed);
+    assert_eq!(fetch(&fixture.control, &tenant).await, object);
+    assert_eq!(fetch(&fixture.control, &other).await, not_allowed);
     for secret in [SECRET_ACCESS_KEY, ACCESS_KEY_ID] {
         let kept = format!(
             "SELECT count(*) FROM oncebox.tenant_store t, oncebox.audit a WHERE position('{secret}' \
@@ -391,11 +391,11 @@ async fn access_keys_are_sealed_and_go_with_the_master_key() {
     for (tenant, name) in [(&tenant, "orders"), (&other, "refunds")] {
         fixture.consumer(tenant, name, &policy("", "")).await;
     }
-    let findings = fixture.admin.doctor().run(HostLimits { connections_max: 16 }).await.unwrap();
+    let findings = fixture.control.doctor().run(HostLimits { connections_max: 16 }).await.unwrap();
     let found: Vec<_> = findings.iter().filter(|finding| finding.check == "stores").collect();
     let said = "consumer `globex/refunds` names the store `docs`, without access to it";
     assert!(found.len() == 1 && found[0].found == said, "{found:?}");
-    let listed = fixture.admin.tenant_stores().list("acme").await.unwrap();
+    let listed = fixture.control.tenant_stores().list("acme").await.unwrap();
     assert!(listed.len() == 1 && listed[0].prefix == "in", "{listed:?}");
 
     // A row that is copied to another tenant does not open there.
@@ -405,18 +405,18 @@ async fn access_keys_are_sealed_and_go_with_the_master_key() {
         other.tenant_id
     );
     fixture.execute(copy).await;
-    assert_eq!(fetch(&fixture.admin, &other).await, Err(None), "the host is at fault");
+    assert_eq!(fetch(&fixture.control, &other).await, Err(None), "the host is at fault");
     fixture.execute("DELETE FROM oncebox.tenant_store WHERE set_by = 'thief'").await;
 
     let new = MasterKey::parse(&MasterKey::generate()).unwrap();
-    let rotated = fixture.admin.tenants().rotate_master_key(&new).await.unwrap();
+    let rotated = fixture.control.tenants().rotate_master_key(&new).await.unwrap();
     assert_eq!((rotated.sealed, rotated.unchanged), (2, 0));
-    let rotated = fixture.admin.tenants().rotate_master_key(&new).await.unwrap();
+    let rotated = fixture.control.tenants().rotate_master_key(&new).await.unwrap();
     assert_eq!((rotated.sealed, rotated.unchanged), (0, 2));
     let after = Control::new(fixture.superuser_options(), new, "test");
     let after = after.fetching_from(stores(&server, Duration::from_secs(10)));
     assert_eq!(fetch(&after, &tenant).await, object);
-    assert_eq!(fetch(&fixture.admin, &tenant).await, Err(None), "the host is at fault");
+    assert_eq!(fetch(&fixture.control, &tenant).await, Err(None), "the host is at fault");
     after.tenant_stores().delete("acme", "docs").await.unwrap();
     assert_eq!(fetch(&after, &tenant).await, not_allowed);
     fixture.finish().await;

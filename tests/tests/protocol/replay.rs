@@ -74,7 +74,7 @@ async fn completed_messages_run_once_more_and_their_rows_stay() {
             begun.replay_id
         );
         assert_eq!(fixture.number(entry).await, 3);
-        let runs = fixture.control.runs("b");
+        let runs = fixture.script.runs("b");
         let kinds: Vec<_> = runs.iter().map(|ran| (ran.kind, ran.attempt)).collect();
         // S1-057.
         assert_eq!(kinds.last(), Some(&(DeliveryKind::Replay, 1)));
@@ -102,10 +102,10 @@ async fn what_a_replay_emits_is_dropped_counted_and_logged() {
     let before = outgoing(&fixture).await;
     assert_eq!(before.len(), 2);
     reset(&fixture, &consumer).await;
-    let plan = fixture.admin.replays().plan("acme", "orders", &all()).await.unwrap();
+    let plan = fixture.control.replays().plan("acme", "orders", &all()).await.unwrap();
     assert_eq!((plan.sampled, plan.sampled_emitting, plan.sampled_outgoing), (3, 1, 2));
     let start = start_of(plan.token, plan.found);
-    fixture.admin.replays().start("acme", "orders", &start).await.unwrap();
+    fixture.control.replays().start("acme", "orders", &start).await.unwrap();
     work_off(&host).await;
     // S1-110.
     assert_eq!(outgoing(&fixture).await, before, "a replay changed an outgoing message");
@@ -135,7 +135,7 @@ async fn a_replay_of_outside_effects_shows_while_it_runs() {
     let policy = "payload = 'all'\nreplay = { kind = 'notification' }";
     let consumer = fixture.simple("", policy).await;
     let host = fixture.host(&consumer);
-    fixture.control.gate("g").open();
+    fixture.script.gate("g").open();
     deliver(&host, &[record(0, "a", "gate g")]).await;
     reset(&fixture, &consumer).await;
     begin(&fixture, &consumer, &all()).await;
@@ -160,7 +160,7 @@ async fn a_replay_of_outside_effects_shows_while_it_runs() {
 async fn each_kind_is_replayed_as_its_policy_allows() {
     let fixture = InboxFixture::new().await;
     let tenant = fixture.tenant("acme", "").await;
-    let replays = fixture.admin.replays();
+    let replays = fixture.control.replays();
     let none = fixture.consumer(&tenant, "none", "payload = 'all'").await;
     let error = replays.plan("acme", "none", &all()).await.unwrap_err();
     assert!(error.to_string().contains("`replay.kind`"), "{error}");
@@ -182,7 +182,7 @@ async fn each_kind_is_replayed_as_its_policy_allows() {
             let start = ReplayStart { token: plan.token, ..whole() };
             let error = replays.start("acme", kind, &start).await.unwrap_err();
             assert!(error.to_string().contains("paused"), "{error}");
-            fixture.admin.consumers().pause("acme", kind).await.unwrap();
+            fixture.control.consumers().pause("acme", kind).await.unwrap();
         }
         let plan = replays.plan("acme", kind, &all()).await.unwrap();
         let refused = ReplayStart { token: plan.token.clone(), ..lacks };
@@ -212,7 +212,7 @@ async fn a_stale_token_starts_nothing() {
     let host = fixture.host(&consumer);
     deliver(&host, &records(["a"])).await;
     reset(&fixture, &consumer).await;
-    let replays = fixture.admin.replays();
+    let replays = fixture.control.replays();
     let refused = async |token: &str, part: &str| {
         let start = ReplayStart { token: token.to_owned(), ..whole() };
         let error = replays.start("acme", "orders", &start).await.unwrap_err();
@@ -311,7 +311,7 @@ async fn act(
     replay_id: i64,
     action: ReplayAction,
 ) -> Result<ReplayJob, InboxError> {
-    fixture.admin.replays().act("acme", "orders", replay_id, action).await
+    fixture.control.replays().act("acme", "orders", replay_id, action).await
 }
 
 /// What could go wrong: a message that fails in a replay keeps half an effect or stops being
@@ -332,7 +332,7 @@ async fn failures_are_rolled_back_counted_and_pause_the_replay() {
     fixture.execute(format!("DELETE FROM {schema}.working")).await;
     let begun = begin(&fixture, &consumer, &all()).await;
     work_off(&host).await;
-    let detail = fixture.admin.replays().show("acme", "orders", begun.replay_id).await.unwrap();
+    let detail = fixture.control.replays().show("acme", "orders", begun.replay_id).await.unwrap();
     assert_eq!((&*detail.job.state, counts(&detail.job)), ("paused", (0, 10, 0, 0, 0)));
     assert!(detail.job.note.unwrap_or_default().contains("10 messages in a row"));
     assert_eq!(detail.failures.len(), 10);
@@ -366,12 +366,12 @@ async fn live_messages_come_first() {
     let begun = begin(&fixture, &consumer, &all()).await;
     let live = host.clone();
     let live = tokio::spawn(async move { deliver(&live, &[record(9, "live", "gate g")]).await });
-    fixture.control.gate("g").reached(1).await;
+    fixture.script.gate("g").reached(1).await;
     let replaying = host.clone();
     let replaying = tokio::spawn(async move { work_off(&replaying).await });
     sleep(Duration::from_millis(500)).await;
     assert_eq!(job(&fixture, &consumer, begun.replay_id).await.replayed, 0, "it did not wait");
-    fixture.control.gate("g").open();
+    fixture.script.gate("g").open();
     live.await.unwrap();
     timeout(Duration::from_secs(20), replaying).await.expect("it goes on").unwrap();
     assert_eq!(job(&fixture, &consumer, begun.replay_id).await.replayed, 2);
@@ -394,12 +394,12 @@ async fn messages_of_a_key_never_run_at_once() {
     let live = host.clone();
     let running = keyed(1, "live", "gate g");
     let live = tokio::spawn(async move { deliver(&live, &[running]).await });
-    fixture.control.gate("g").reached(1).await;
+    fixture.script.gate("g").reached(1).await;
     let replaying = host.clone();
     let replaying = tokio::spawn(async move { work_off(&replaying).await });
     sleep(Duration::from_millis(500)).await;
-    assert!(fixture.control.runs("a").iter().all(|ran| ran.kind != DeliveryKind::Replay));
-    fixture.control.gate("g").open();
+    assert!(fixture.script.runs("a").iter().all(|ran| ran.kind != DeliveryKind::Replay));
+    fixture.script.gate("g").open();
     live.await.unwrap();
     timeout(Duration::from_secs(20), replaying).await.expect("it goes on").unwrap();
     assert_eq!(job(&fixture, &consumer, begun.replay_id).await.replayed, 1);
@@ -420,7 +420,7 @@ async fn a_stale_generation_replays_nothing() {
     let error = replay::work_off(&host, &CancellationToken::new()).await.unwrap_err();
     assert!(matches!(error, InboxError::StaleDeployments), "{error}");
     assert_eq!(fixture.effects(&consumer, "a").await, 0, "an old version ran");
-    let script = Script::version(fixture.control.clone(), 2);
+    let script = Script::version(fixture.script.clone(), 2);
     let newer = PlainHandlers::resolving(1, move |_| Some(script.clone()));
     let newer = fixture.host_with(&consumer, newer, &SessionSettings::default());
     work_off(&newer).await;
@@ -466,7 +466,7 @@ async fn messages_run_in_the_order_of_their_completion() {
         (ReplayFilter { to: Some(begun.planned_at), ..all() }, 3),
         (ReplayFilter { from: Some(begun.planned_at), ..all() }, 1),
     ] {
-        let plan = fixture.admin.replays().plan("acme", "orders", &filter).await.unwrap();
+        let plan = fixture.control.replays().plan("acme", "orders", &filter).await.unwrap();
         assert_eq!((plan.found, plan.is_counted_whole), (expected, true), "{filter:?}");
     }
     fixture.finish().await;
@@ -529,10 +529,10 @@ async fn what_cannot_run_is_counted_apart() {
         .execute("UPDATE oncebox.inbox SET payload = NULL, headers = NULL WHERE message_id = 'a'")
         .await;
     reset(&fixture, &consumer).await;
-    let plan = fixture.admin.replays().plan("acme", "orders", &all()).await.unwrap();
+    let plan = fixture.control.replays().plan("acme", "orders", &all()).await.unwrap();
     assert_eq!((plan.found, plan.without_payload), (2, 1));
     let start = start_of(plan.token, plan.found);
-    fixture.admin.replays().start("acme", "orders", &start).await.unwrap();
+    fixture.control.replays().start("acme", "orders", &start).await.unwrap();
     let replaying = host.clone();
     let replaying = tokio::spawn(async move { work_off(&replaying).await });
     until_replaying(&fixture, "b").await;
@@ -553,7 +553,7 @@ async fn what_cannot_run_is_counted_apart() {
 async fn until_replaying(fixture: &InboxFixture, id: &str) {
     let is_replay = |ran: &oncebox_tests::inbox::Ran| ran.kind == DeliveryKind::Replay;
     let waiting = async {
-        while !fixture.control.runs(id).iter().any(is_replay) {
+        while !fixture.script.runs(id).iter().any(is_replay) {
             sleep(Duration::from_millis(5)).await;
         }
     };

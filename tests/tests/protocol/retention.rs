@@ -41,7 +41,7 @@ async fn the_classes_of_policies_are_those_of_the_schema() {
 
 /// One run of retention on the host's database.
 async fn retain(fixture: &InboxFixture) -> RetentionRun {
-    let retention = fixture.admin.retention();
+    let retention = fixture.control.retention();
     let database = retention.databases().await.unwrap().remove(0);
     retention.run(&database).await.unwrap()
 }
@@ -63,7 +63,7 @@ async fn act(fixture: &InboxFixture, action: Action, ids: &[&str]) -> i64 {
         as_of: None,
         limit: 1_000,
     };
-    fixture.admin.messages().act_on_messages("acme", "orders", &bulk).await.unwrap().changed
+    fixture.control.messages().act_on_messages("acme", "orders", &bulk).await.unwrap().changed
 }
 
 /// The ids in the inbox, with their statuses.
@@ -116,7 +116,7 @@ async fn what_is_past_its_retention_goes_and_what_is_open_stays() {
     let younger = age(&fixture.pool, "message_id LIKE 'young%'", 4).await;
     assert_ne!(name, younger, "a partition that is not due yet");
 
-    let report = fixture.admin.retention().report(&database(&fixture).await).await.unwrap();
+    let report = fixture.control.retention().report(&database(&fixture).await).await.unwrap();
     let planned: Vec<_> = report.partitions.iter().filter(|partition| partition.is_due).collect();
     assert_eq!(planned.len(), 1, "{report:#?}");
     assert_eq!((&planned[0].name, planned[0].staying, planned[0].is_ours), (&name, Some(3), true));
@@ -161,7 +161,7 @@ async fn what_is_past_its_retention_goes_and_what_is_open_stays() {
     );
     let history = "SELECT count(*) FROM oncebox.inbox_history WHERE message_id = 'terminal'";
     assert_eq!(fixture.number(history).await, 1, "the history of what stays");
-    let forgotten = fixture.admin.retention().forgotten(&database(&fixture).await).await.unwrap();
+    let forgotten = fixture.control.retention().forgotten(&database(&fixture).await).await.unwrap();
     assert_eq!(forgotten.len(), 1);
     assert_eq!(
         (forgotten[0].completed, forgotten[0].skipped, forgotten[0].discarded),
@@ -220,7 +220,7 @@ async fn a_partition_of_many_slices_is_counted_whole() {
 }
 
 async fn database(fixture: &InboxFixture) -> oncebox_control::InboxDatabase {
-    fixture.admin.retention().databases().await.unwrap().remove(0)
+    fixture.control.retention().databases().await.unwrap().remove(0)
 }
 
 /// What could go wrong: a record that comes again after its message was forgotten has its effect
@@ -248,7 +248,7 @@ async fn what_was_forgotten_is_parked_of(fixture: InboxFixture) {
         assert_eq!(row.state(), ("parked", Some("horizon"), 0), "{id}");
         assert!(row.headers.is_some() && row.last_error.is_some(), "{row:?}");
         assert_eq!(row.version_id, None, "the withdrawal of a version runs what it failed");
-        assert_eq!(fixture.control.runs(id).len(), 1, "{id} runs a second time");
+        assert_eq!(fixture.script.runs(id).len(), 1, "{id} runs a second time");
     }
     for id in ["d", "e"] {
         assert_eq!(fixture.row(&consumer, id).await.state(), ("completed", None, 1), "{id}");
@@ -306,7 +306,7 @@ async fn the_policy_decides_about_what_was_forgotten() {
         ("inserts-nothing", ("parked", Some("horizon"), 0)),
         ("light", ("parked", Some("horizon"), 0)),
     ] {
-        let row = fixture.admin.consumers().get("acme", name).await.unwrap();
+        let row = fixture.control.consumers().get("acme", name).await.unwrap();
         let policy = row.policy().unwrap();
         let again = TestConsumer { tenant: consumer.tenant.clone(), row, policy };
         let host = fixture.host(&again);
@@ -472,7 +472,7 @@ async fn no_claim_waits_for_a_removal() {
     }
     assert_eq!(fixture.row(&consumer, "a").await.state(), ("parked", Some("horizon"), 0));
     assert_eq!(fixture.row(&consumer, "b").await.state(), ("completed", None, 1));
-    assert_eq!(fixture.control.runs("a").len(), 1);
+    assert_eq!(fixture.script.runs("a").len(), 1);
     // It is cancelled while it waits; the next run ends what it began.
     fixture
         .execute(
@@ -483,7 +483,7 @@ async fn no_claim_waits_for_a_removal() {
     let run = waiting.as_mut().await;
     drop(waiting);
     assert_eq!((run.removed.len(), run.failed.len()), (0, 1), "{run:?}");
-    let report = fixture.admin.retention().report(&database(&fixture).await).await.unwrap();
+    let report = fixture.control.retention().report(&database(&fixture).await).await.unwrap();
     assert!(report.removals[0].error.is_some(), "{report:?}");
     assert_eq!(
         fixture.number("SELECT count(*) FROM pg_inherits WHERE inhdetachpending").await,

@@ -37,8 +37,8 @@ impl ShadowFixture {
         let consumer = inbox.simple(schema, policy).await;
         let deploy = |new: NewDeployment, bytes: &'static [u8]| {
             let (tenant, name) = (consumer.tenant.name.clone(), consumer.row.name.clone());
-            let admin = inbox.admin.clone();
-            async move { admin.versions().deploy_compiled(&tenant, &name, new, bytes).await.unwrap() }
+            let control = inbox.control.clone();
+            async move { control.versions().deploy_compiled(&tenant, &name, new, bytes).await.unwrap() }
         };
         deploy(NewDeployment::stable("*", "h", ""), b"live").await;
         let shadow = NewDeployment {
@@ -48,7 +48,7 @@ impl ShadowFixture {
         };
         let deployment_id = deploy(shadow, b"candidate").await.deployment_id;
         assert_eq!(
-            inbox.admin.shadows().reconcile_capture(&consumer.tenant).await.unwrap(),
+            inbox.control.shadows().reconcile_capture(&consumer.tenant).await.unwrap(),
             Vec::<String>::new()
         );
         Self { inbox, consumer, deployment_id }
@@ -65,11 +65,11 @@ impl ShadowFixture {
 
     /// A host whose live version and candidate both do what the messages say.
     fn host(&self) -> Arc<ConsumerInbox> {
-        self.host_of(self.shadow(Script::handler(self.inbox.control.clone())))
+        self.host_of(self.shadow(Script::handler(self.inbox.script.clone())))
     }
 
     fn host_of(&self, shadow: Shadow) -> Arc<ConsumerInbox> {
-        let live = Script::handler(self.inbox.control.clone());
+        let live = Script::handler(self.inbox.script.clone());
         self.inbox.host_with(
             &self.consumer,
             PlainHandlers::shadowed(live, shadow),
@@ -81,7 +81,7 @@ impl ShadowFixture {
     async fn report(&self, messages: i64) -> ShadowReport {
         let deadline = Instant::now() + DEADLINE;
         loop {
-            let report = self.inbox.admin.shadows().report(self.deployment_id).await.unwrap();
+            let report = self.inbox.control.shadows().report(self.deployment_id).await.unwrap();
             if report.messages >= messages {
                 let skipped: i64 = report.skipped.iter().map(|skipped| skipped.messages).sum();
                 assert_eq!(
@@ -156,7 +156,7 @@ fn lines(report: &ShadowReport) -> Vec<String> {
 
 /// A candidate that looks at the tables as it finds them, then does what the message says.
 fn looking(fixture: &ShadowFixture, found: &Arc<Mutex<Vec<Vec<String>>>>) -> Arc<dyn Handler> {
-    let (script, found) = (Script::handler(fixture.inbox.control.clone()), found.clone());
+    let (script, found) = (Script::handler(fixture.inbox.script.clone()), found.clone());
     let schema = fixture.consumer.tenant.schema_name.clone();
     PlainHandler::new(1, move |tx: &Tx, run: &Run<'_>| {
         let (script, found, schema) = (script.clone(), found.clone(), schema.clone());
@@ -189,7 +189,7 @@ async fn check_exact(schema: &str, script: &str) {
     assert_eq!(fixture.dump().await, after, "{script}: the trial left something");
     assert_ne!(before, after, "{script}: it changed nothing");
     assert_eq!(
-        fixture.inbox.control.runs("m").iter().map(|ran| ran.kind).collect::<Vec<_>>(),
+        fixture.inbox.script.runs("m").iter().map(|ran| ran.kind).collect::<Vec<_>>(),
         [DeliveryKind::Live, DeliveryKind::Shadow]
     );
     fixture.finish(host).await;
@@ -480,7 +480,7 @@ async fn a_candidate_that_fails_leaves_the_live_path_as_it_is() {
     .await;
     let shadow = Shadow {
         duration: Duration::from_millis(400),
-        ..fixture.shadow(Script::handler(fixture.inbox.control.clone()))
+        ..fixture.shadow(Script::handler(fixture.inbox.script.clone()))
     };
     let host = fixture.host_of(shadow);
     let cases = [
@@ -570,7 +570,7 @@ async fn a_live_transaction_gets_a_row_that_a_trial_holds() {
     ];
     for (offset, (id, script, gate)) in (0..).zip(cases) {
         deliver(&host, &[record(offset, id, script)]).await;
-        let gate = fixture.inbox.control.gate(gate);
+        let gate = fixture.inbox.script.gate(gate);
         gate.reached(1).await;
         gate.open();
         let mut live = fixture.inbox.guest(&fixture.consumer.tenant).await;
@@ -612,7 +612,7 @@ async fn a_full_queue_and_a_spent_budget_are_counted_and_hold_nobody_up() {
     deliver(&host, &log).await;
     let done = "SELECT count(*) = 150 FROM oncebox.inbox WHERE status = 'completed'";
     fixture.inbox.until(done).await;
-    fixture.inbox.control.gate("slow").open();
+    fixture.inbox.script.gate("slow").open();
     let report = fixture.report(150).await;
     let [("queue_full", full)] = skipped(&report)[..] else { panic!("{report:#?}") };
     assert!(
@@ -622,13 +622,13 @@ async fn a_full_queue_and_a_spent_budget_are_counted_and_hold_nobody_up() {
 
     // One connection for all: a trial has none to spare, and the live path does not notice.
     let sessions = Sessions::of(
-        fixture.inbox.admin.tenant_databases().session_target(&fixture.consumer.tenant).unwrap(),
+        fixture.inbox.control.tenant_databases().session_target(&fixture.consumer.tenant).unwrap(),
         &SessionSettings::default(),
         Budget::new(1),
     );
     let handlers = PlainHandlers::shadowed(
-        Script::handler(fixture.inbox.control.clone()),
-        fixture.shadow(Script::handler(fixture.inbox.control.clone())),
+        Script::handler(fixture.inbox.script.clone()),
+        fixture.shadow(Script::handler(fixture.inbox.script.clone())),
     );
     let row = fixture.consumer.row.clone();
     let poor = ConsumerInbox::new(
@@ -700,7 +700,7 @@ async fn triggers_come_with_a_shadow_and_go_with_it() {
     // A table that came later: nothing is compared until it has its trigger, which a look puts
     // there.
     inbox
-        .admin
+        .control
         .tenant_databases()
         .apply_migration(tenant, "later", "CREATE TABLE later (id int)")
         .await
@@ -715,8 +715,8 @@ async fn triggers_come_with_a_shadow_and_go_with_it() {
     let mut busy = fixture.inbox.guest(tenant).await;
     busy.execute(sqlx::raw_sql("BEGIN READ WRITE; INSERT INTO later VALUES (2)")).await.unwrap();
     let looking = tokio::spawn({
-        let (admin, tenant) = (inbox.admin.clone(), tenant.clone());
-        async move { admin.shadows().reconcile_capture(&tenant).await }
+        let (control, tenant) = (inbox.control.clone(), tenant.clone());
+        async move { control.shadows().reconcile_capture(&tenant).await }
     });
     let mut writer = fixture.inbox.guest(tenant).await;
     for _ in 0..20 {
@@ -738,30 +738,30 @@ async fn triggers_come_with_a_shadow_and_go_with_it() {
         "a table in use is left for the next look"
     );
     busy.execute(sqlx::raw_sql("COMMIT")).await.unwrap();
-    assert!(inbox.admin.shadows().reconcile_capture(tenant).await.unwrap().is_empty());
+    assert!(inbox.control.shadows().reconcile_capture(tenant).await.unwrap().is_empty());
     deliver(&host, &[record(1, "late", "sql INSERT INTO later VALUES (4)")]).await;
     let late = fixture.report(2).await;
     assert!(late.same == 1 && late.uncaptured_tables.is_empty(), "{late:?}");
     // Switched off by the tenant's own DDL; and twice for hosts that do it at the same time.
     inbox
-        .admin
+        .control
         .tenant_databases()
         .apply_migration(tenant, "off", "ALTER TABLE later DISABLE TRIGGER \"RI_oncebox_capture\"")
         .await
         .unwrap();
-    let shadows = inbox.admin.shadows();
+    let shadows = inbox.control.shadows();
     let (one, other) =
         tokio::join!(shadows.reconcile_capture(tenant), shadows.reconcile_capture(tenant));
     assert!(one.unwrap().is_empty() && other.unwrap().is_empty());
     assert_eq!(inbox.number(TRIGGERS).await, 3);
     // The shadow ends.
     inbox
-        .admin
+        .control
         .deployments()
         .end(&tenant.name, &fixture.consumer.row.name, fixture.deployment_id, None)
         .await
         .unwrap();
-    assert!(inbox.admin.shadows().reconcile_capture(tenant).await.unwrap().is_empty());
+    assert!(inbox.control.shadows().reconcile_capture(tenant).await.unwrap().is_empty());
     assert_eq!(inbox.number(TRIGGERS).await, 0);
     busy.close().await.unwrap();
     writer.close().await.unwrap();

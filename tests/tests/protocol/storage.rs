@@ -41,9 +41,9 @@ fn of(consumer: &TestConsumer, count: i64) -> String {
 
 /// The report of the host's database, or of the one that a tenant named.
 async fn report(fixture: &InboxFixture, tenant: Option<&str>) -> StorageReport {
-    let databases = fixture.admin.retention().databases().await.unwrap();
+    let databases = fixture.control.retention().databases().await.unwrap();
     let found = databases.into_iter().find(|database| database.tenant.as_deref() == tenant);
-    fixture.admin.storage().report(&found.expect("the database")).await.unwrap()
+    fixture.control.storage().report(&found.expect("the database")).await.unwrap()
 }
 
 fn tenant<'a>(report: &'a StorageReport, name: &str) -> &'a TenantStorage {
@@ -219,8 +219,8 @@ async fn growth_and_forecast_follow_from_what_came() {
     let database = InboxFixture::another_database().await;
     let apart = fixture.tenant_at("apart", &database, "").await;
     let own = fixture.consumer(&apart, "own", "").await;
-    fixture.admin.tenant_databases().replicate(&apart).await.unwrap();
-    let there = fixture.admin.tenant_databases().get(&apart).unwrap().pool;
+    fixture.control.tenant_databases().replicate(&apart).await.unwrap();
+    let there = fixture.control.tenant_databases().get(&apart).unwrap().pool;
     Messages { class: 1, rows: &of(&own, 7), payload: "NULL::bytea", age: "1 hour" }
         .insert(&there)
         .await;
@@ -250,7 +250,7 @@ async fn an_operator_hears_of_an_inbox_above_its_budget() {
     let bytes = storage.sum(|consumer| consumer.bytes) as u64;
     let warned = async || -> Vec<Finding> {
         let limits = HostLimits { connections_max: 1 };
-        let findings = fixture.admin.doctor().run(limits).await.unwrap();
+        let findings = fixture.control.doctor().run(limits).await.unwrap();
         findings.into_iter().filter(|finding| finding.check == "storage_budgets").collect()
     };
     for (budget, excess, says) in [
@@ -263,7 +263,7 @@ async fn an_operator_hears_of_an_inbox_above_its_budget() {
         assert_eq!(storage.excess(budget), excess, "{budget:?}");
         let change = json!({ "storage_budget_bytes": budget });
         let change = change.as_object().unwrap();
-        fixture.admin.tenants().set_limits("acme", change).await.unwrap();
+        fixture.control.tenants().set_limits("acme", change).await.unwrap();
         let findings = warned().await;
         let severity = if excess.is_some() { Severity::Warning } else { Severity::Ok };
         // S3-012.

@@ -91,7 +91,7 @@ impl IsolationFixture {
                 .execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login))
                 .await;
             inbox
-                .admin
+                .control
                 .tenant_databases()
                 .apply_migration(&tenant, "functions", functions)
                 .await

@@ -131,8 +131,8 @@ async fn no_function_locks_what_is_another_tenants() {
     fixture.finish().await;
 }
 
-fn bounded(admin: &Control, attempts_max: u32) -> Control {
-    admin.clone().bounding_migrations(MigrationBounds {
+fn bounded(control: &Control, attempts_max: u32) -> Control {
+    control.clone().bounding_migrations(MigrationBounds {
         lock_timeout_ms: 200,
         attempts_max,
         ..MigrationBounds::default()
@@ -154,9 +154,9 @@ async fn messages_go_on_while_a_migration_waits() {
     )
     .await;
     let migration = tokio::spawn({
-        let (admin, tenant) = (bounded(&fixture.admin, 10_000), consumer.tenant.clone());
+        let (control, tenant) = (bounded(&fixture.control, 10_000), consumer.tenant.clone());
         async move {
-            admin
+            control
                 .tenant_databases()
                 .apply_migration(&tenant, "waits", "ALTER TABLE note ADD COLUMN text text")
                 .await
@@ -180,7 +180,7 @@ async fn messages_go_on_while_a_migration_waits() {
     // While the first one pauses, another may try and fail by itself.
     let refused = async {
         loop {
-            let again = bounded(&fixture.admin, 1)
+            let again = bounded(&fixture.control, 1)
                 .tenant_databases()
                 .apply_migration(&consumer.tenant, "beside", "ALTER TABLE note ADD COLUMN n int")
                 .await;
@@ -218,7 +218,7 @@ async fn a_migration_that_gives_way_names_what_holds_the_lock() {
     .await;
     let backend: i32 =
         sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut holder).await.unwrap();
-    let applied = bounded(&fixture.admin, 3)
+    let applied = bounded(&fixture.control, 3)
         .tenant_databases()
         .apply_migration(
             &tenant,
@@ -267,13 +267,13 @@ async fn migrations_are_bounded() {
     fixture
         .execute(format!("INSERT INTO {}.note SELECT generate_series(1, 3000)", tenant.schema_name))
         .await;
-    let admin = fixture.admin.clone().bounding_migrations(MigrationBounds {
+    let control = fixture.control.clone().bounding_migrations(MigrationBounds {
         statement_timeout_ms: 300,
         ..MigrationBounds::default()
     });
     let slow = "ALTER TABLE note ADD CONSTRAINT slow CHECK (length((factorial(20000 + id::bigint % \
         7))::text) > 1)";
-    let said = timeout(DEADLINE, admin.tenant_databases().apply_migration(&tenant, "slow", slow))
+    let said = timeout(DEADLINE, control.tenant_databases().apply_migration(&tenant, "slow", slow))
         .await
         .expect("it is stopped")
         .unwrap_err()

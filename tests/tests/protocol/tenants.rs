@@ -31,7 +31,7 @@ const QUICK: &str = "retry = { backoff_min_ms = 1, backoff_max_ms = 20 }";
 /// A host of which the test holds the sessions.
 fn host(fixture: &InboxFixture, consumer: &TestConsumer) -> (Arc<ConsumerInbox>, Arc<Sessions>) {
     let sessions = Sessions::of(
-        fixture.admin.tenant_databases().session_target(&consumer.tenant).unwrap(),
+        fixture.control.tenant_databases().session_target(&consumer.tenant).unwrap(),
         &SessionSettings::default(),
         Budget::new(16),
     );
@@ -108,8 +108,8 @@ async fn new_credentials_cost_no_message() {
         "42501",
         "a secret that is two rotations old"
     );
-    old.secret = fixture.secret(&fixture.admin.tenants().get("acme").await.unwrap());
-    fixture.admin.tenants().rotate_credentials("acme").await.unwrap();
+    old.secret = fixture.secret(&fixture.control.tenants().get("acme").await.unwrap());
+    fixture.control.tenants().rotate_credentials("acme").await.unwrap();
     claims(&mut old).await.expect("the secret before counts for ten minutes");
     fixture.execute("UPDATE oncebox.tenant SET secret_before_until = now()").await;
     assert_eq!(code(&claims(&mut old).await.unwrap_err()), "42501", "the secret before has ended");
@@ -118,14 +118,14 @@ async fn new_credentials_cost_no_message() {
 
 /// A rotation of which the host hears a moment later; logins in between wait for it.
 async fn rotate(fixture: &InboxFixture, sessions: &Arc<Sessions>) {
-    let tenant = fixture.admin.tenants().rotate_credentials("acme").await.unwrap();
+    let tenant = fixture.control.tenants().rotate_credentials("acme").await.unwrap();
     let logging_in = (0..6).map(|_| async {
         sessions.begin().await.map(|transaction| transaction.rollback()).map(drop)
     });
     let logging_in = futures::future::join_all(logging_in);
     let renewing = async {
         sleep(Duration::from_millis(50)).await;
-        let credentials = fixture.admin.tenant_databases().credentials(&tenant).unwrap();
+        let credentials = fixture.control.tenant_databases().credentials(&tenant).unwrap();
         sessions.renew(&credentials.guest_password, credentials.secret);
     };
     let (began, ()) = tokio::join!(logging_in, renewing);
@@ -149,7 +149,7 @@ async fn a_host_that_runs_goes_on_with_new_credentials() {
         let load = Load::of([Work::Pay, Work::Pay, Work::Fails(2), Work::Pay, Work::Open])
             .named(&format!("r{round}"));
         fixture.send(&load).await.unwrap();
-        fixture.admin.tenants().rotate_credentials(&fixture.tenant.name).await.unwrap();
+        fixture.control.tenants().rotate_credentials(&fixture.tenant.name).await.unwrap();
     }
     fixture.wait_settled().await.unwrap();
     // Only a login with the present password works from here on.
@@ -413,7 +413,7 @@ async fn migrations_follow_each_other_at_once() {
     for number in 0..100 {
         let table = format!("CREATE TABLE t{number} (id int)");
         let applied = fixture
-            .admin
+            .control
             .tenant_databases()
             .apply_migration(&tenant, &format!("t{number}"), &table)
             .await;
@@ -421,7 +421,7 @@ async fn migrations_follow_each_other_at_once() {
         // One that is known takes the turn as well, where another host may have applied it.
         assert!(
             !fixture
-                .admin
+                .control
                 .tenant_databases()
                 .apply_migration(&tenant, &format!("t{number}"), &table)
                 .await
@@ -454,7 +454,7 @@ async fn no_text_ends_the_transaction_of_a_migration() {
     .enumerate()
     {
         let error = fixture
-            .admin
+            .control
             .tenant_databases()
             .apply_migration(&tenant, &format!("m{n}"), sql)
             .await
@@ -496,7 +496,7 @@ async fn a_deleted_tenant_leaves_its_audit_and_nothing_else() {
             .map(|n| format!("CREATE TABLE many_{batch}_{n} (id int PRIMARY KEY, note text);"))
             .collect();
         fixture
-            .admin
+            .control
             .tenant_databases()
             .apply_migration(&consumer.tenant, &format!("many-{batch}"), &tables)
             .await
@@ -526,11 +526,11 @@ async fn a_deleted_tenant_leaves_its_audit_and_nothing_else() {
         (sent, errors)
     };
     let deleting = async {
-        let tenant = fixture.admin.tenants().delete("acme").await.unwrap();
+        let tenant = fixture.control.tenants().delete("acme").await.unwrap();
         assert_eq!(tenant.state.as_str(), "deleting");
         assert!(
             fixture
-                .admin
+                .control
                 .tenants()
                 .rotate_credentials("acme")
                 .await
@@ -538,9 +538,9 @@ async fn a_deleted_tenant_leaves_its_audit_and_nothing_else() {
                 .to_string()
                 .contains("is being deleted")
         );
-        assert!(fixture.admin.tenants().remove(&tenant).await.unwrap());
+        assert!(fixture.control.tenants().remove(&tenant).await.unwrap());
         assert!(
-            !fixture.admin.tenants().remove(&tenant).await.unwrap(),
+            !fixture.control.tenants().remove(&tenant).await.unwrap(),
             "there is nothing left to do"
         );
         done.store(true, Ordering::SeqCst);
@@ -557,7 +557,7 @@ async fn a_deleted_tenant_leaves_its_audit_and_nothing_else() {
     for n in 0..sent {
         assert_eq!(fixture.row(&beside, &format!("n{n}")).await.state(), ("completed", None, 1));
     }
-    let again = fixture.admin.tenants().create("acme").await.unwrap();
+    let again = fixture.control.tenants().create("acme").await.unwrap();
     assert_ne!(again.schema_name, consumer.tenant.schema_name);
     fixture.finish().await;
 }

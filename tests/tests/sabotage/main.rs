@@ -1243,10 +1243,10 @@ async fn shadow(defect: Option<&Defect>) {
     let fixture = fixture(defect).await;
     let consumer = fixture.simple("", "").await;
     let deploy = |new: NewDeployment, component: &'static [u8]| {
-        let (admin, tenant, name) =
-            (fixture.admin.clone(), consumer.tenant.name.clone(), consumer.row.name.clone());
+        let (control, tenant, name) =
+            (fixture.control.clone(), consumer.tenant.name.clone(), consumer.row.name.clone());
         async move {
-            admin
+            control
                 .versions()
                 .deploy_compiled(&tenant, &name, new, component)
                 .await
@@ -1261,8 +1261,10 @@ async fn shadow(defect: Option<&Defect>) {
         ..NewDeployment::stable("*", "h", "")
     };
     let deployment_id = deploy(new, b"candidate").await;
-    assert!(fixture.admin.shadows().reconcile_capture(&consumer.tenant).await.unwrap().is_empty());
-    let handler = || Script::handler(fixture.control.clone());
+    assert!(
+        fixture.control.shadows().reconcile_capture(&consumer.tenant).await.unwrap().is_empty()
+    );
+    let handler = || Script::handler(fixture.script.clone());
     let shadow = Shadow {
         deployment_id,
         handler: handler(),
@@ -1278,11 +1280,11 @@ async fn shadow(defect: Option<&Defect>) {
         ('orders', 'a', 1, 1)";
     deliver(&host, &[record(0, "a", twice)]).await;
     let deadline = Instant::now() + Duration::from_secs(30);
-    while fixture.admin.shadows().report(deployment_id).await.unwrap().differ < 1 {
+    while fixture.control.shadows().report(deployment_id).await.unwrap().differ < 1 {
         assert!(
             Instant::now() < deadline,
             "nothing was compared: {:?}",
-            fixture.admin.shadows().report(deployment_id).await.unwrap()
+            fixture.control.shadows().report(deployment_id).await.unwrap()
         );
         sleep(Duration::from_millis(20)).await;
     }
@@ -1295,13 +1297,13 @@ async fn two_claims(defect: Option<&Defect>) {
     let consumer = fixture.simple("", "").await;
     let (first, second) = (fixture.host(&consumer), fixture.host(&consumer));
     let claiming = tokio::spawn(async move { deliver(&first, &[record(0, "a", "gate g")]).await });
-    fixture.control.gate("g").reached(1).await;
+    fixture.script.gate("g").reached(1).await;
     next_bucket(&fixture).await;
     let late = tokio::spawn(async move { deliver(&second, &[record(0, "a", "gate g")]).await });
-    while fixture.number(WAITS_FOR_A_MESSAGE).await == 0 && fixture.control.runs("a").len() < 2 {
+    while fixture.number(WAITS_FOR_A_MESSAGE).await == 0 && fixture.script.runs("a").len() < 2 {
         sleep(Duration::from_millis(5)).await;
     }
-    fixture.control.gate("g").open();
+    fixture.script.gate("g").open();
     claiming.await.unwrap();
     late.await.unwrap();
     fixture.finish().await;
@@ -1330,7 +1332,7 @@ async fn hosts_locks(fixture: InboxFixture) {
     let ids: Vec<_> = (1..6).map(|n| forger.text_of_half(n, consumer_id.into())).collect();
     let records = (0..).zip(&ids).map(|(offset, id)| record(offset, id, "")).collect();
     let holding = hold(&fixture, &consumer, records).await;
-    let made = timeout(Duration::from_secs(10), fixture.admin.tenants().create("newcomer")).await;
+    let made = timeout(Duration::from_secs(10), fixture.control.tenants().create("newcomer")).await;
     holding.release().await;
     assert!(made.is_ok_and(|made| made.is_ok()), "{HOST_HELD_UP}");
     fixture.finish().await;
@@ -1369,7 +1371,7 @@ async fn stale_host(defect: Option<&Defect>) {
     let old = fixture.host(&consumer);
     let answer = open(&old, 0).await.process(&records(["a"])).await;
     assert!(answer.is_err(), "a withdrawn version completed a message");
-    let version = Script::version(fixture.control.clone(), 2);
+    let version = Script::version(fixture.script.clone(), 2);
     old.set_handlers(PlainHandlers::resolving(2, move |_| Some(version.clone())));
     deliver(&old, &records(["a"])).await;
     fixture.finish().await;
@@ -1593,7 +1595,7 @@ async fn fault_of_the_host(defect: Option<&Defect>) {
 async fn zombie(defect: Option<&Defect>) {
     let fixture = fixture(defect).await;
     let consumer = fixture.simple("", "retry = { backoff_min_ms = 1, backoff_max_ms = 1 }").await;
-    let gate = fixture.control.gate("g");
+    let gate = fixture.script.gate("g");
     let fails = PlainHandler::new(1, move |_, _| {
         let gate = gate.clone();
         Box::pin(async move {
@@ -1606,13 +1608,13 @@ async fn zombie(defect: Option<&Defect>) {
         fixture.host(&consumer),
     );
     let failing = tokio::spawn(async move { deliver(&zombie, &records(["a"])).await });
-    fixture.control.gate("g").reached(1).await;
+    fixture.script.gate("g").reached(1).await;
     let taking = {
         let owner = owner.clone();
         tokio::spawn(async move { deliver(&owner, &records(["a"])).await })
     };
     fixture.until(&format!("SELECT ({WAITS_FOR_A_MESSAGE}) = 1")).await;
-    fixture.control.gate("g").open();
+    fixture.script.gate("g").open();
     failing.await.unwrap();
     taking.await.unwrap();
     fixture.retry_until_settled(&owner).await;
@@ -1871,9 +1873,9 @@ async fn told_while_it_runs(defect: Option<&Defect>) {
     dying.lease(50).await.unwrap();
     fixture.until("SELECT locked_until < now() FROM oncebox.inbox").await;
     let successor = tokio::spawn(async move { step(&host).await });
-    fixture.control.gate("g").reached(1).await;
+    fixture.script.gate("g").reached(1).await;
     let told = timeout(Duration::from_secs(8), dying.interrupted("a", 1)).await;
-    fixture.control.gate("g").open();
+    fixture.script.gate("g").open();
     assert!(
         matches!(&told, Ok(Ok(outcome)) if outcome == "busy"),
         "nothing is settled: who tells waits for who works"
@@ -1994,7 +1996,7 @@ async fn removal(defect: Option<&Defect>) {
     age(&fixture.pool, "true", 12).await;
     deliver(&host, &[record(2, "young", "")]).await;
     age(&fixture.pool, "message_id = 'young'", 4).await;
-    let retention = fixture.admin.retention();
+    let retention = fixture.control.retention();
     let run = retention.run(&retention.databases().await.unwrap()[0]).await.unwrap();
     assert!(run.failed.is_empty() && !run.removed.is_empty(), "{run:?}");
     assert!(fixture.find(&consumer, "open").await.is_some(), "an open message is lost");
@@ -2032,16 +2034,16 @@ async fn archived_removal(defect: Option<&Defect>) {
     let folder = TempDir::new("archive");
     let location = format!("file://{}", folder.path().display());
     let options = ArchiveOptions { location, ..ArchiveOptions::default() };
-    let admin = fixture.admin.clone().archiving_at(ArchiveStore::new(&options).unwrap());
+    let control = fixture.control.clone().archiving_at(ArchiveStore::new(&options).unwrap());
     let consumer = fixture.simple("", "").await;
     let ids = ["m1", "m2", "m3"];
     deliver(&fixture.host(&consumer), &records(ids)).await;
     age(&fixture.pool, "true", 12).await;
-    let retention = admin.retention();
+    let retention = control.retention();
     let run = retention.run(&retention.databases().await.unwrap()[0]).await.unwrap();
     assert!(run.failed.is_empty() && !run.removed.is_empty(), "{run:?}");
     for id in ids {
-        let found = admin.archive().find("acme", None, id).await.unwrap();
+        let found = control.archive().find("acme", None, id).await.unwrap();
         assert_eq!(found.len(), 1, "an archived message is lost");
     }
     fixture.execute(format!("DELETE FROM {}.effect", consumer.tenant.schema_name)).await;
@@ -2052,8 +2054,8 @@ async fn no_payload(defect: Option<&Defect>) {
     let mut fixture = fixture(defect).await;
     let server = S3Server::start().await;
     let stores = BTreeMap::from([("docs".to_owned(), server.store())]);
-    fixture.admin =
-        fixture.admin.clone().fetching_from(Stores::new(stores, FetchLimits::default()));
+    fixture.control =
+        fixture.control.clone().fetching_from(Stores::new(stores, FetchLimits::default()));
     let policy = "reference = { store = 'docs', source = { header = 'ref' } }";
     let consumer = fixture.simple("", policy).await;
     let access = NewTenantStore {
@@ -2063,10 +2065,10 @@ async fn no_payload(defect: Option<&Defect>) {
         access_key_id: ACCESS_KEY_ID.to_owned(),
         secret_access_key: SECRET_ACCESS_KEY.to_owned(),
     };
-    fixture.admin.tenant_stores().set("acme", &access).await.unwrap();
+    fixture.control.tenant_stores().set("acme", &access).await.unwrap();
     server.put_key("out/secret", Some(""));
     let host = fixture.host(&consumer);
-    host.fetch_with(fixture.admin.tenant_stores().fetcher(&consumer.tenant, "docs"));
+    host.fetch_with(fixture.control.tenant_stores().fetcher(&consumer.tenant, "docs"));
     let referring = |offset, id: &str, key: &str| {
         let mut record = record(offset, id, "");
         record.headers.push(("ref".to_owned(), format!("s3://{BUCKET}/{key}").into_bytes()));
@@ -2099,15 +2101,15 @@ async fn claim_beside_a_retry(defect: Option<&Defect>) {
             sleep(Duration::from_millis(2)).await;
         }
     });
-    fixture.control.gate("retried").reached(1).await;
+    fixture.script.gate("retried").reached(1).await;
     let live = tokio::spawn(async move {
         deliver(&other, &[of_key(1, "k2", ""), of_key(2, "x1", "gate live")]).await
     });
-    fixture.control.gate("live").reached(1).await;
-    fixture.control.gate("retried").open();
+    fixture.script.gate("live").reached(1).await;
+    fixture.script.gate("retried").open();
     // A worker that did wait for the claim is let through by it.
     let _ = timeout(Duration::from_millis(300), retry).await;
-    fixture.control.gate("live").open();
+    fixture.script.gate("live").open();
     live.await.unwrap();
     finish_in_order(fixture, &consumer).await;
 }
@@ -2174,7 +2176,7 @@ async fn version_given_up(defect: Option<&Defect>) {
     )
     .await;
     fixture
-        .admin
+        .control
         .messages()
         .act_on_messages("acme", "orders", &of(Action::Discard, "k1"))
         .await
@@ -2218,7 +2220,7 @@ async fn used_often(defect: Option<&Defect>) {
     for number in 0..2 * CONNECTIONS + 1 {
         let tenant = fixture.tenant(&format!("tenant-{number}"), "").await;
         all.push(Sessions::of(
-            fixture.admin.tenant_databases().session_target(&tenant).unwrap(),
+            fixture.control.tenant_databases().session_target(&tenant).unwrap(),
             &SessionSettings::default(),
             budget.clone(),
         ));
@@ -2466,7 +2468,7 @@ async fn removed_outgoing(defect: Option<&Defect>) {
     let line = format!("emit {TO} after=3600000");
     deliver(&emitting_host(&fixture, &consumer), &[emitting(0, "a", &[&line])]).await;
     age_outgoing(&fixture, "true", 9).await;
-    let removed = fixture.admin.retention().remove_outgoing(7).await;
+    let removed = fixture.control.retention().remove_outgoing(7).await;
     assert_eq!((removed.removed, removed.failed.len()), (1, 0), "{removed:?}");
     let left = fixture.number("SELECT count(*) FROM oncebox.outgoing").await;
     assert_eq!(left, 1, "an outgoing message is lost");
@@ -2521,7 +2523,7 @@ async fn fed_inbox(defect: Option<&Defect>) {
 async fn allow_inboxes(fixture: &InboxFixture) {
     let limits = serde_json::json!({ "destinations_allowed": ["inbox:*"] });
     let limits = limits.as_object().expect("an object");
-    fixture.admin.tenants().set_limits("acme", limits).await.unwrap();
+    fixture.control.tenants().set_limits("acme", limits).await.unwrap();
 }
 
 // Endpoints -----------------------------------------------------------------------------------
@@ -2534,17 +2536,17 @@ async fn endpoint_fixture(
 ) -> (InboxFixture, TestConsumer, Provider) {
     let provider = Provider::start(behaviour).await;
     let mut fixture = fixture(defect).await;
-    fixture.admin = fixture.admin.clone().sending_with(provider.sender());
+    fixture.control = fixture.control.clone().sending_with(provider.sender());
     let consumer = fixture.simple("", "").await;
     let limits = serde_json::json!({
         "destinations_allowed": ["http:*"],
         "endpoint_hosts_allowed": [provider.authority()],
     });
     let limits = limits.as_object().expect("an object");
-    fixture.admin.tenants().set_limits("acme", limits).await.unwrap();
+    fixture.control.tenants().set_limits("acme", limits).await.unwrap();
     let mut endpoint = provider.endpoint("pay");
     change(&mut endpoint);
-    fixture.admin.endpoints().set("acme", &endpoint, false).await.unwrap();
+    fixture.control.endpoints().set("acme", &endpoint, false).await.unwrap();
     (fixture, consumer, provider)
 }
 
@@ -2569,7 +2571,7 @@ async fn silent_endpoint(defect: Option<&Defect>) {
 async fn private_endpoint(defect: Option<&Defect>) {
     let (mut fixture, consumer, provider) =
         endpoint_fixture(defect, Behaviour::sound(), |_| {}).await;
-    fixture.admin = fixture.admin.clone().sending_with(provider.public_sender());
+    fixture.control = fixture.control.clone().sending_with(provider.public_sender());
     let log = [emitting(0, "a", &["emit http:pay"])];
     deliver(&emitting_host(&fixture, &consumer), &log).await;
     let relay = TestRelay::start(&fixture, "relay").await;
@@ -2672,7 +2674,7 @@ async fn replay_of_two(defect: Option<&Defect>) {
     deliver(&slow, &[record(0, "a", "sleep 1000"), record(1, "b", "")]).await;
     reset(&fixture, &consumer).await;
     replay::begin(&fixture, &consumer, &ReplayFilter::default()).await;
-    let ran = || fixture.control.runs("a").len();
+    let ran = || fixture.script.runs("a").len();
     let replaying = tokio::spawn(async move {
         let _ = oncebox_inbox::replay::work_off(&slow, &CancellationToken::new()).await;
     });
@@ -2699,7 +2701,7 @@ async fn replay_of_commands(defect: Option<&Defect>) {
     let fixture = fixture(defect).await;
     let consumer = fixture.simple("", "payload = 'all'\nreplay = { kind = 'workflow' }").await;
     deliver(&fixture.host(&consumer), &records(["a"])).await;
-    let replays = fixture.admin.replays();
+    let replays = fixture.control.replays();
     let plan = replays.plan("acme", "orders", &ReplayFilter::default()).await.unwrap();
     let start =
         ReplayStart { effects_suppressed: false, ..replay::start_of(plan.token, plan.found) };
@@ -2720,11 +2722,11 @@ async fn replay_of_key(defect: Option<&Defect>) {
     replay::begin(&fixture, &consumer, &ReplayFilter::default()).await;
     let (live, running) = (host.clone(), keyed(1, "b", "gate g"));
     let live = tokio::spawn(async move { deliver(&live, &[running]).await });
-    fixture.control.gate("g").reached(1).await;
+    fixture.script.gate("g").reached(1).await;
     let replaying = tokio::spawn(async move { replay::work_off(&host).await });
     sleep(Duration::from_millis(500)).await;
-    assert_eq!(fixture.control.runs("a").len(), 1, "{PASSED}");
-    fixture.control.gate("g").open();
+    assert_eq!(fixture.script.runs("a").len(), 1, "{PASSED}");
+    fixture.script.gate("g").open();
     live.await.unwrap();
     replaying.await.unwrap();
     fixture.finish().await;
@@ -2754,7 +2756,7 @@ async fn redriven(defect: Option<&Defect>) {
     deliver(&host, &[letter]).await;
     let first = given.lock().unwrap().len();
     fixture
-        .admin
+        .control
         .messages()
         .act_on_messages("acme", "orders", &of(Action::Redrive, "a"))
         .await
@@ -2774,7 +2776,7 @@ async fn redriven_twice(defect: Option<&Defect>) {
     deliver(&host, &[record(0, "a", "park")]).await;
     fixture.execute("UPDATE oncebox.inbox SET payload = ''").await;
     fixture
-        .admin
+        .control
         .messages()
         .act_on_messages("acme", "orders", &of(Action::Redrive, "a"))
         .await
@@ -2799,7 +2801,7 @@ async fn edit(
     as_of: Option<DateTime<Utc>>,
 ) -> Result<(), InboxError> {
     let edit = Edit { payload: payload.into(), reason: "a test".to_owned(), as_of };
-    fixture.admin.messages().edit_message("acme", "orders", "a", &edit).await
+    fixture.control.messages().edit_message("acme", "orders", "a", &edit).await
 }
 
 /// A letter that was mended and then erased.
@@ -2814,7 +2816,7 @@ async fn erased(defect: Option<&Defect>) {
     edit(&fixture, "reject", None).await.unwrap();
     let target = ErasureTarget::MessageId("a".to_owned());
     let request = ErasureRequest { target, consumer: None, reason: "a test".to_owned() };
-    while fixture.admin.erasures().erase("acme", &request).await.unwrap().proof.is_none() {}
+    while fixture.control.erasures().erase("acme", &request).await.unwrap().proof.is_none() {}
     assert_eq!(fixture.number(READABLE).await, 0, "a payload is still readable");
     deliver(&host, &[letter]).await;
     assert_eq!(fixture.number(READABLE).await, 0, "a payload came back");
@@ -2867,7 +2869,7 @@ async fn discarded(defect: Option<&Defect>) {
     let consumer = fixture.simple(TRAIL, BY_KEY).await;
     deliver(&fixture.host(&consumer), &[of_key(0, "k1", "park"), of_key(1, "k2", "")]).await;
     fixture
-        .admin
+        .control
         .messages()
         .act_on_messages("acme", "orders", &of(Action::Discard, "k1"))
         .await
@@ -2884,13 +2886,14 @@ async fn discard_beside_a_claim(defect: Option<&Defect>) {
     let live = tokio::spawn(async move {
         deliver(&other, &[of_key(1, "k2", ""), of_key(2, "x1", "gate live")]).await
     });
-    fixture.control.gate("live").reached(1).await;
+    fixture.script.gate("live").reached(1).await;
     let discard = of(Action::Discard, "k1");
-    let first = fixture.admin.messages().act_on_messages("acme", "orders", &discard).await.unwrap();
-    fixture.control.gate("live").open();
+    let first =
+        fixture.control.messages().act_on_messages("acme", "orders", &discard).await.unwrap();
+    fixture.script.gate("live").open();
     live.await.unwrap();
     if first.left > 0 {
-        fixture.admin.messages().act_on_messages("acme", "orders", &discard).await.unwrap();
+        fixture.control.messages().act_on_messages("acme", "orders", &discard).await.unwrap();
     }
     finish_in_order(fixture, &consumer).await;
 }

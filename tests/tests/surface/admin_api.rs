@@ -555,7 +555,7 @@ async fn oncebox_api_token(fixture: &HostFixture) -> String {
         tenant: None,
         expires_at: None,
     };
-    fixture.admin.tokens().create(&new).await.unwrap().1.reveal().to_owned()
+    fixture.control.tokens().create(&new).await.unwrap().1.reveal().to_owned()
 }
 
 impl Answer {

@@ -160,7 +160,7 @@ async fn a_token_decides_what_a_command_may_do() {
         "{listed}"
     );
 
-    let admin = cli.folder().get("ONCEBOX_TOKEN").unwrap();
+    let control = cli.folder().get("ONCEBOX_TOKEN").unwrap();
     cli.folder().unset("ONCEBOX_TOKEN");
     refused(&cli, &["tenant", "list"], "token").await;
     cli.folder().set("ONCEBOX_TOKEN", TOKEN);
@@ -192,7 +192,7 @@ async fn a_token_decides_what_a_command_may_do() {
     )
     .await;
 
-    cli.folder().set("ONCEBOX_TOKEN", &admin);
+    cli.folder().set("ONCEBOX_TOKEN", &control);
     let id = viewer["token_id"].to_string();
     assert_eq!(
         cli.ok(&["token", "revoke", &id]).await,
@@ -201,7 +201,7 @@ async fn a_token_decides_what_a_command_may_do() {
     refused(&cli, &[&["consumer", "list", "--tenant", "acme"], with].concat(), "revoked").await;
     let log = std::fs::read_to_string(cli.dir().join("server.log")).unwrap();
     assert!(
-        !log.contains(&token) && !log.contains(&admin) && !log.contains(TOKEN),
+        !log.contains(&token) && !log.contains(&control) && !log.contains(TOKEN),
         "a token is in the log"
     );
     let audit = cli.json(&["audit", "--limit", "3"]).await;

@@ -73,7 +73,7 @@ fn host(fixture: &InboxFixture, program: PathBuf) -> Compilations {
         ..RuntimeConfig::default()
     })
     .unwrap();
-    Compilations::new(fixture.admin.clone(), runtime, 1)
+    Compilations::new(fixture.control.clone(), runtime, 1)
 }
 
 async fn fixture() -> InboxFixture {
@@ -89,11 +89,11 @@ async fn upload(fixture: &InboxFixture, bytes: &[u8]) -> Vec<u8> {
         report: &Value::Null,
         is_compiled: false,
     };
-    fixture.admin.versions().add("acme", "ledger", version).await.unwrap().digest
+    fixture.control.versions().add("acme", "ledger", version).await.unwrap().digest
 }
 
 async fn version(fixture: &InboxFixture, digest: &[u8]) -> Version {
-    fixture.admin.versions().get("acme", "ledger", &hex::encode(digest)).await.unwrap()
+    fixture.control.versions().get("acme", "ledger", &hex::encode(digest)).await.unwrap()
 }
 
 async fn wait(fixture: &InboxFixture, digest: &[u8], state: &str) -> Version {
@@ -205,12 +205,12 @@ async fn a_failure_of_the_host_is_tried_again() {
 async fn what_a_host_left_behind_is_taken_over() {
     let (fixture, counted) = (fixture().await, Counted::new("0"));
     let digest = upload(&fixture, &component("a")).await;
-    let died = fixture.admin.hosts().start("died").await.unwrap();
-    let begun = fixture.admin.versions().begin_compiling(&digest, Some(died)).await.unwrap();
+    let died = fixture.control.hosts().start("died").await.unwrap();
+    let begun = fixture.control.versions().begin_compiling(&digest, Some(died)).await.unwrap();
     assert!(matches!(begun, Begun::Yours(_)), "{begun:?}");
-    let alive = fixture.admin.hosts().start("alive").await.unwrap();
+    let alive = fixture.control.hosts().start("alive").await.unwrap();
     for host in [Some(alive), None] {
-        let found = fixture.admin.versions().begin_compiling(&digest, host).await.unwrap();
+        let found = fixture.control.versions().begin_compiling(&digest, host).await.unwrap();
         assert!(matches!(found, Begun::Elsewhere), "it may be alive, for anyone: {found:?}");
     }
     fixture
@@ -227,7 +227,7 @@ async fn what_a_host_left_behind_is_taken_over() {
     wait(&fixture, &digest, "ready").await;
     // The host that was taken for dead says something at last.
     let late = fixture
-        .admin
+        .control
         .versions()
         .end_compiling(&digest, Some(died), &Compiled::GivenBack)
         .await
@@ -245,23 +245,23 @@ async fn what_a_process_left_behind_is_free_when_its_session_ends() {
     let (fixture, counted) = (fixture().await, Counted::new("0"));
     let digest = upload(&fixture, &component("a")).await;
     let Begun::Yours(mut claim) =
-        fixture.admin.versions().begin_compiling(&digest, None).await.unwrap()
+        fixture.control.versions().begin_compiling(&digest, None).await.unwrap()
     else {
         panic!("nobody has it")
     };
     // A session that breaks under a process that lives is replaced, under the same claim.
     let terminate = "SELECT pg_terminate_backend(session_pid) FROM oncebox.component";
     fixture.execute(terminate.to_owned()).await;
-    fixture.admin.versions().compiling_goes_on(&digest, None, &mut claim).await.unwrap();
-    let found = fixture.admin.versions().begin_compiling(&digest, None).await.unwrap();
+    fixture.control.versions().compiling_goes_on(&digest, None, &mut claim).await.unwrap();
+    let found = fixture.control.versions().begin_compiling(&digest, None).await.unwrap();
     assert!(matches!(found, Begun::Elsewhere), "its process lives: {found:?}");
-    assert!(fixture.admin.versions().unfinished_components(9).await.unwrap().is_empty());
+    assert!(fixture.control.versions().unfinished_components(9).await.unwrap().is_empty());
 
     drop(claim);
     let host = counted.host(&fixture);
     let deadline = Instant::now() + DEADLINE;
     // The server hears of the end of a session a moment later.
-    while fixture.admin.versions().unfinished_components(9).await.unwrap().is_empty() {
+    while fixture.control.versions().unfinished_components(9).await.unwrap().is_empty() {
         assert!(Instant::now() < deadline, "the component belongs to nobody, and is not free");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -279,12 +279,12 @@ async fn a_component_that_ends_three_hosts_is_not_tried_again() {
     let bytes = component("a");
     let digest = upload(&fixture, &bytes).await;
     for _ in 0..3 {
-        let host = fixture.admin.hosts().start("dies").await.unwrap();
+        let host = fixture.control.hosts().start("dies").await.unwrap();
         assert!(matches!(
-            fixture.admin.versions().begin_compiling(&digest, Some(host)).await.unwrap(),
+            fixture.control.versions().begin_compiling(&digest, Some(host)).await.unwrap(),
             Begun::Yours(_)
         ));
-        fixture.admin.hosts().end(host).await.unwrap();
+        fixture.control.hosts().end(host).await.unwrap();
     }
     let host = counted.host(&fixture);
     host.submit(&digest).unwrap();

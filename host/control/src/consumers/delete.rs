@@ -35,7 +35,7 @@ pub enum DeletionStep {
 pub struct LastOfConsumer {
     /// Consumer, with its policy.
     pub consumer: Consumer,
-    admin: Control,
+    control: Control,
     tx: sqlx::Transaction<'static, Postgres>,
 }
 
@@ -72,7 +72,7 @@ impl Reconciliation<'_> {
         let Some(consumer) = self.0.consumers().by_id(consumer_id).await? else {
             return Ok(DeletionStep::None);
         };
-        Ok(DeletionStep::Last(Box::new(LastOfConsumer { consumer, admin: self.0.clone(), tx })))
+        Ok(DeletionStep::Last(Box::new(LastOfConsumer { consumer, control: self.0.clone(), tx })))
     }
 
     /// Removes a batch of the consumer's messages, then of those that its handlers sent, and after
@@ -156,7 +156,7 @@ impl LastOfConsumer {
             sqlx::query(statement).bind(consumer_id).execute(&mut *self.tx).await?;
         }
         let details = json!({ "consumer_id": consumer_id, "more": details });
-        self.admin
+        self.control
             .audit()
             .record(&mut self.tx, "consumer.deleted", Subject::of(tenant, name), details)
             .await?;

@@ -56,7 +56,7 @@ pub struct SeekInHand {
     pub consumer: Consumer,
     /// Offsets to set.
     pub offsets: Vec<SeekOffset>,
-    admin: Control,
+    control: Control,
     tx: sqlx::Transaction<'static, Postgres>,
 }
 
@@ -161,7 +161,7 @@ impl Reconciliation<'_> {
             return Ok(SeekTurn::None);
         };
         let Some(Seek { offsets, .. }) = consumer.seek.clone() else { return Ok(SeekTurn::None) };
-        Ok(SeekTurn::Ours(Box::new(SeekInHand { consumer, offsets, admin: self.0.clone(), tx })))
+        Ok(SeekTurn::Ours(Box::new(SeekInHand { consumer, offsets, control: self.0.clone(), tx })))
     }
 }
 
@@ -173,7 +173,7 @@ impl SeekInHand {
     pub async fn done(mut self) -> Result<(), InboxError> {
         let Consumer { consumer_id, tenant, name, .. } = &self.consumer;
         clear(&mut self.tx, *consumer_id).await?;
-        self.admin
+        self.control
             .audit()
             .record(
                 &mut self.tx,
@@ -183,7 +183,7 @@ impl SeekInHand {
             )
             .await?;
         self.tx.commit().await?;
-        self.admin.deployments().announce(&self.consumer).await;
+        self.control.deployments().announce(&self.consumer).await;
         Ok(())
     }
 }

@@ -300,8 +300,8 @@ pub(crate) async fn late_hosts(
     let list = format!(
         "SELECT h.name FROM oncebox.host h LEFT JOIN oncebox.host_consumer r ON r.host_id = \
             h.host_id AND r.consumer_id = $1 \
-         WHERE h.seen_at > now() - {HEARTBEAT_TIMEOUT} AND (r.run_revision IS NULL OR r.run_revision < $2 \
-         OR ($3 AND r.run_state <> 'stopped')) \
+         WHERE h.seen_at > now() - {HEARTBEAT_TIMEOUT} AND (r.status_revision IS NULL OR r.status_revision < $2 \
+         OR ($3 AND r.status <> 'stopped')) \
          ORDER BY h.host_id"
     );
     let late = sqlx::query_scalar(sqlx::AssertSqlSafe(list))

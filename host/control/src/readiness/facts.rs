@@ -47,9 +47,9 @@ pub struct LiveHost {
     /// Seconds since a heartbeat that followed an answer to `/metrics`; none where there was none.
     pub scraped_ago_s: Option<i64>,
     /// State of the consumer on the host: `starting`, `idle`, `running`, `stopped` or `failing`.
-    pub run_state: String,
-    /// Revision of the consumer that `run_state` is about; -1 before the first report.
-    pub run_revision: i64,
+    pub status: String,
+    /// Revision of the consumer that `status` is about; -1 before the first report.
+    pub status_revision: i64,
 }
 
 /// Facts of a consumer and of its hosts.
@@ -122,8 +122,8 @@ impl Consumers<'_> {
     async fn live_hosts(&self, consumer_id: i32) -> Result<Vec<LiveHost>, InboxError> {
         let hosts = format!(
             "SELECT h.name, extract(epoch FROM now() - h.scraped_at)::bigint AS scraped_ago_s, \
-                coalesce(r.run_state, 'starting') AS run_state, \
-                coalesce(r.run_revision, -1) AS run_revision FROM oncebox.host h LEFT JOIN \
+                coalesce(r.status, 'starting') AS status, \
+                coalesce(r.status_revision, -1) AS status_revision FROM oncebox.host h LEFT JOIN \
                 oncebox.host_consumer r ON r.host_id = h.host_id AND r.consumer_id = $1 WHERE \
                 h.seen_at > now() - {HEARTBEAT_TIMEOUT} ORDER BY h.host_id"
         );

@@ -10,7 +10,7 @@ const SCRAPED_WITHIN_S: i64 = 300;
 impl LiveHost {
     /// Returns whether the host runs the consumer as it is to run now.
     fn runs(&self, revision: i64) -> bool {
-        matches!(self.run_state.as_str(), "running" | "idle") && self.run_revision >= revision
+        matches!(self.status.as_str(), "running" | "idle") && self.status_revision >= revision
     }
 
     fn is_scraped(&self) -> bool {
@@ -63,7 +63,7 @@ impl ReadinessInput<'_> {
             let advice = "start one: `oncebox serve`";
             return ReadinessFact::not_met(NAME, "no host is running", advice);
         }
-        let failing = hosts.iter().filter(|host| host.run_state == "failing");
+        let failing = hosts.iter().filter(|host| host.status == "failing");
         let failing: Vec<_> = failing.map(|host| format!("`{}`", host.name)).collect();
         if !failing.is_empty() {
             let found = format!("it fails on {}", listed(&failing));

@@ -57,8 +57,8 @@ pub(super) fn sound_facts() -> ReadinessFacts {
         hosts: vec![LiveHost {
             name: "a/1".to_owned(),
             scraped_ago_s: Some(0),
-            run_state: "running".to_owned(),
-            run_revision: 1,
+            status: "running".to_owned(),
+            status_revision: 1,
         }],
         endpoints: Vec::new(),
     }

@@ -189,10 +189,10 @@ fn observability_is_about_this_consumer() {
     };
     let unseen = [(Observability, NotMet)];
     for state in ["starting", "stopped", "failing"] {
-        check(host(&|host| host.run_state = state.to_owned()), &unseen);
+        check(host(&|host| host.status = state.to_owned()), &unseen);
     }
-    check(host(&|host| host.run_state = "idle".to_owned()), &[]);
-    check(host(&|host| host.run_revision = 0), &unseen);
+    check(host(&|host| host.status = "idle".to_owned()), &[]);
+    check(host(&|host| host.status_revision = 0), &unseen);
     check(host(&|host| host.scraped_ago_s = None), &unseen);
     check(host(&|host| host.scraped_ago_s = Some(301)), &unseen);
     check(host(&|host| host.scraped_ago_s = Some(300)), &[]);
@@ -200,8 +200,8 @@ fn observability_is_about_this_consumer() {
         let another = LiveHost {
             name: "b/2".to_owned(),
             scraped_ago_s: ago,
-            run_state: state.to_owned(),
-            run_revision: 1,
+            status: state.to_owned(),
+            status_revision: 1,
         };
         Planted::sound().facts(|facts| facts.hosts.push(another))
     };

@@ -21,7 +21,7 @@ const JSON_BYTES_MAX: usize = 64 << 20;
 
 /// Returns the routes for a user who has the database and its key. Everything is allowed, in the
 /// name of the user.
-pub fn local_api(config: &Config, admin: Control) -> Result<Api> {
+pub fn local_api(config: &Config, control: Control) -> Result<Api> {
     let component_bytes_max = config.runtime.component_bytes_max;
     let runtime = WasmRuntime::new(RuntimeConfig {
         instances_max: 1,
@@ -30,7 +30,7 @@ pub fn local_api(config: &Config, admin: Control) -> Result<Api> {
         compiler: Some(config.runtime.compiler()),
         ..RuntimeConfig::default()
     })?;
-    let components = Compilations::new(admin.clone(), runtime, 1);
+    let components = Compilations::new(control.clone(), runtime, 1);
     let limits = Limits {
         component_bytes_max,
         json_bytes_max: JSON_BYTES_MAX,
@@ -42,7 +42,7 @@ pub fn local_api(config: &Config, admin: Control) -> Result<Api> {
     };
     let principal = Principal::local(std::env::var("USER").unwrap_or_else(|_| "cli".to_owned()));
     let mut state = oncebox_api::Api::new(
-        admin,
+        control,
         Arc::new(Uploads { components: components.clone() }),
         limits,
         Mode::Tokens,

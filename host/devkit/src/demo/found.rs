@@ -22,29 +22,29 @@ pub(super) struct TenantLedgers {
 }
 
 /// Counts the inbox rows that are completed or parked so far.
-pub(super) async fn settled(admin: &Control) -> Result<u64> {
+pub(super) async fn settled(control: &Control) -> Result<u64> {
     let count: i64 = sqlx::query_scalar(
         "SELECT count(*) FROM oncebox.inbox WHERE status IN ('completed', 'parked')",
     )
-    .fetch_one(&admin.pool)
+    .fetch_one(&control.pool)
     .await?;
     Ok(count as u64)
 }
 
 /// Counts the outgoing messages: those that a relay has still to send, and all others.
-pub(super) async fn outgoing(admin: &Control) -> Result<(u64, u64)> {
+pub(super) async fn outgoing(control: &Control) -> Result<(u64, u64)> {
     const COUNT: &str = "SELECT count(*) FILTER (WHERE o.is_open), \
         count(*) FILTER (WHERE NOT o.is_open) \
         FROM (SELECT status IN ('received', 'in_progress', 'failed_retryable') AS is_open \
             FROM oncebox.outgoing) o";
-    let (open, closed): (i64, i64) = sqlx::query_as(COUNT).fetch_one(&admin.pool).await?;
+    let (open, closed): (i64, i64) = sqlx::query_as(COUNT).fetch_one(&control.pool).await?;
     Ok((open as u64, closed as u64))
 }
 
 /// Compares each tenant's tables, and what left them, with the expected ones. Returns one row of
 /// the report per tenant.
 pub(super) async fn compare(
-    admin: &Control,
+    control: &Control,
     expected: &[Expected],
     progress: &Progress,
     ledgers: &[TenantLedgers],
@@ -57,14 +57,14 @@ pub(super) async fn compare(
         let found = Expected {
             events: events.by_delivery(),
             calls: calls.by_delivery(),
-            ..read(admin, name).await?
+            ..read(control, name).await?
         };
         let mut differences = compare_content(expected, &found);
         let conflicts = events.conflicts() + calls.conflicts();
         same("other messages under a known id", 0, conflicts, &mut differences);
-        let undelivered = undelivered(admin, name).await?;
+        let undelivered = undelivered(control, name).await?;
         same("outgoing messages not delivered", 0, undelivered, &mut differences);
-        let (rows_held, parked) = inbox(admin, name).await?;
+        let (rows_held, parked) = inbox(control, name).await?;
         same("parked", progress.malformed(index), parked, &mut differences);
         same(
             "inbox rows",
@@ -133,20 +133,20 @@ fn same(what: &str, expected: u64, found: u64, differences: &mut Vec<String>) {
     }
 }
 
-async fn inbox(admin: &Control, tenant: &str) -> Result<(u64, u64)> {
+async fn inbox(control: &Control, tenant: &str) -> Result<(u64, u64)> {
     const COUNT: &str = "SELECT count(*), count(*) FILTER (WHERE status = 'parked') FROM \
         oncebox.inbox_message WHERE tenant_name = $1";
     let (rows, parked): (i64, i64) =
-        sqlx::query_as(COUNT).bind(tenant).fetch_one(&admin.pool).await?;
+        sqlx::query_as(COUNT).bind(tenant).fetch_one(&control.pool).await?;
     Ok((rows as u64, parked as u64))
 }
 
 /// Counts the outgoing messages of a tenant that their destinations have not confirmed.
-async fn undelivered(admin: &Control, tenant: &str) -> Result<u64> {
+async fn undelivered(control: &Control, tenant: &str) -> Result<u64> {
     const COUNT: &str = "SELECT count(*) FROM oncebox.outgoing o \
         JOIN oncebox.consumer c USING (consumer_id) JOIN oncebox.tenant t USING (tenant_id) \
         WHERE t.name = $1 AND o.status <> 'completed'";
-    let count: i64 = sqlx::query_scalar(COUNT).bind(tenant).fetch_one(&admin.pool).await?;
+    let count: i64 = sqlx::query_scalar(COUNT).bind(tenant).fetch_one(&control.pool).await?;
     Ok(count as u64)
 }
 
@@ -154,26 +154,26 @@ async fn undelivered(admin: &Control, tenant: &str) -> Result<u64> {
 type AuditRow = (String, String, Option<String>, Option<i64>, i64);
 
 /// Reads the tenant's tables, in the form of the expected ones, without what left them.
-async fn read(admin: &Control, tenant: &str) -> Result<Expected> {
-    let schema = admin.tenants().get(tenant).await?.schema_name;
+async fn read(control: &Control, tenant: &str) -> Result<Expected> {
+    let schema = control.tenants().get(tenant).await?.schema_name;
     let sql = |text: &str| sqlx::AssertSqlSafe(text.replace("{schema}", &schema));
     let activity: Vec<(i64, i64, i64, i64)> = sqlx::query_as(sql(
         "SELECT repository, commits, pushes, stars FROM {schema}.repository_activity",
     ))
-    .fetch_all(&admin.pool)
+    .fetch_all(&control.pool)
     .await?;
     let issues: Vec<(i64, i64, Option<String>, i64)> =
         sqlx::query_as(sql("SELECT repository, number, state, events FROM {schema}.issue"))
-            .fetch_all(&admin.pool)
+            .fetch_all(&control.pool)
             .await?;
     let pull_requests: Vec<(i64, i64, Option<String>, i64)> =
         sqlx::query_as(sql("SELECT repository, number, state, events FROM {schema}.pull_request"))
-            .fetch_all(&admin.pool)
+            .fetch_all(&control.pool)
             .await?;
     let audit: Vec<AuditRow> =
         sqlx::query_as(sql("SELECT delivery, min(event), min(action), min(repository), count(*) \
             FROM {schema}.audit GROUP BY delivery"))
-        .fetch_all(&admin.pool)
+        .fetch_all(&control.pool)
         .await?;
     Ok(Expected {
         repository_activity: activity

@@ -48,10 +48,10 @@ impl Host {
     /// Kills the host while the database holds an open transaction of it that has written, and
     /// starts it again. The host is stopped while the database is asked, so that the answer still
     /// holds.
-    pub(super) async fn kill_in_transaction(&mut self, admin: &Control) -> Result<()> {
+    pub(super) async fn kill_in_transaction(&mut self, control: &Control) -> Result<()> {
         for _ in 0..10_000 {
             self.child.signal(libc::SIGSTOP);
-            if open_transactions(admin).await? > 0 {
+            if open_transactions(control).await? > 0 {
                 self.child.end(&[(libc::SIGKILL, Duration::from_secs(10))]);
                 self.child = Child::spawn((self.command)()?, libc::SIGKILL)
                     .context("failed to start the host again")?;
@@ -107,8 +107,8 @@ fn serve(config: &Config, settings: &Path, log: &Path) -> Result<Command> {
 }
 
 /// Counts the transactions of tenants' sessions that have written, which a claim does first.
-async fn open_transactions(admin: &Control) -> Result<i64> {
+async fn open_transactions(control: &Control) -> Result<i64> {
     const OPEN: &str = "SELECT count(*) FROM pg_stat_activity a JOIN oncebox.tenant t ON t.login = \
         a.usename WHERE a.backend_xid IS NOT NULL";
-    Ok(sqlx::query_scalar(OPEN).fetch_one(&admin.pool).await?)
+    Ok(sqlx::query_scalar(OPEN).fetch_one(&control.pool).await?)
 }

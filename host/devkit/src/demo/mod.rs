@@ -109,7 +109,7 @@ pub async fn run(args: DemoOptions, as_json: bool) -> Result<()> {
     std::fs::write(&settings, provider.host_settings())
         .with_context(|| format!("failed to write `{}`", settings.display()))?;
     let (postgres, broker, config) = services(&args, &settings)?;
-    let admin = set_up(&config, &provider).await?;
+    let control = set_up(&config, &provider).await?;
 
     let input = Input::new(args.seed, args.events)?;
     let plan = input::plan(args.seed, args.events);
@@ -118,13 +118,13 @@ pub async fn run(args: DemoOptions, as_json: bool) -> Result<()> {
     let reader = EventReader::start(&config.kafka.brokers).await?;
     let mut host = Host::start(&config, &settings, &args.dir)?;
     let publishing = publish::start(input, plan, args.kills, &config.kafka.brokers);
-    drive(&admin, &mut host, &publishing, &mut progress).await?;
+    drive(&control, &mut host, &publishing, &mut progress).await?;
     publishing.finish().await?;
     host.stop()?;
 
     let ledgers = reader.finish().await?.into_iter().zip(provider.ledgers());
     let ledgers: Vec<_> = ledgers.map(|(events, calls)| TenantLedgers { events, calls }).collect();
-    let rows = found::compare(&admin, &expected, &progress, &ledgers).await?;
+    let rows = found::compare(&control, &expected, &progress, &ledgers).await?;
     drop((postgres, broker));
     report(&rows, &progress, started.elapsed(), as_json)
 }
@@ -203,8 +203,8 @@ async fn set_up(config: &Config, provider: &FakeProvider) -> Result<Control> {
     let handlers = SETUP.matches("[[tenant.consumer.deployment]]").count() / TENANTS.len();
     eprintln!("creating {} tenants and deploying {handlers} handlers to each", TENANTS.len());
     serve::migrate(config).await?;
-    let admin = config.admin()?;
-    let api = local_api(config, admin.clone())?;
+    let control = config.control()?;
+    let api = local_api(config, control.clone())?;
     let open = |path: &Path| {
         let found =
             FILES.iter().find(|(name, _)| Path::new(name) == path).map(|(_, bytes)| bytes.to_vec());
@@ -214,7 +214,7 @@ async fn set_up(config: &Config, provider: &FakeProvider) -> Result<Control> {
     for tenant in TENANTS {
         allow_outgoing(&api, tenant, provider).await?;
     }
-    Ok(admin)
+    Ok(control)
 }
 
 /// Allows a tenant the destinations of its handlers, and gives it the endpoint at the provider.
@@ -235,7 +235,7 @@ async fn allow_outgoing(api: &Api, tenant: &str, provider: &FakeProvider) -> Res
 /// Watches the inbox fill and the outgoing messages leave, and kills the host whenever another
 /// share of the work is done.
 async fn drive(
-    admin: &Control,
+    control: &Control,
     host: &mut Host,
     publishing: &publish::Publishing,
     progress: &mut Progress,
@@ -243,8 +243,8 @@ async fn drive(
     let mut moved = (0, Instant::now());
     loop {
         // In this order: a message that is settled has its outgoing messages.
-        let settled = found::settled(admin).await?;
-        let (unsent, sent) = found::outgoing(admin).await?;
+        let settled = found::settled(control).await?;
+        let (unsent, sent) = found::outgoing(control).await?;
         progress.show(settled, publishing.published(), sent);
         if settled + sent > moved.0 {
             moved = (settled + sent, Instant::now());
@@ -270,7 +270,7 @@ async fn drive(
             || progress.has_kills_left() && publishing.is_held_back().await?
         {
             publishing.release();
-            host.kill_in_transaction(admin).await?;
+            host.kill_in_transaction(control).await?;
             progress.killed();
             moved.1 = Instant::now();
         }

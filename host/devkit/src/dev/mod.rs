@@ -99,12 +99,12 @@ pub async fn run(mut config: Config, args: DevOptions) -> Result<()> {
     start.is_about("starting its database")?;
     let postgres = start_postgres(&mut config, &args)?;
     let broker = start_broker(&mut config, &args)?;
-    let admin = config.admin()?;
-    let api = local_api(&config, admin.clone())?;
+    let control = config.control()?;
+    let api = local_api(&config, control.clone())?;
     let session = DevSession {
         config: &config,
         args: &args,
-        admin: &admin,
+        control: &control,
         api: &api,
         broker: broker.as_ref(),
     };
@@ -122,7 +122,7 @@ pub async fn run(mut config: Config, args: DevOptions) -> Result<()> {
     announce(&config, &args, &topic, event_type.as_deref());
     start.end()?;
     let watching = [
-        tokio::spawn(watch::watch(admin)),
+        tokio::spawn(watch::watch(control)),
         tokio::spawn(redeploy::watch(api, files)),
         tokio::spawn(schema.watch()),
     ];
@@ -151,7 +151,7 @@ fn choose_ports(config: &mut Config) -> Result<()> {
 struct DevSession<'a> {
     config: &'a Config,
     args: &'a DevOptions,
-    admin: &'a Control,
+    control: &'a Control,
     api: &'a Api,
     broker: Option<&'a MockBroker>,
 }
@@ -189,23 +189,23 @@ impl DevSession<'_> {
     /// Makes the tenant and the consumer, unless an earlier run made them. Returns the topics that
     /// the consumer reads, the one to send to first.
     async fn set_up(&self) -> Result<Vec<String>> {
-        match self.admin.tenants().get(TENANT).await {
+        match self.control.tenants().get(TENANT).await {
             Ok(_) => {}
             Err(InboxError::NotFound(_)) => {
-                create_with_tables(self.admin, TENANT, &self.args.schema).await?;
+                create_with_tables(self.control, TENANT, &self.args.schema).await?;
                 // What is tried here may send anywhere.
                 let everywhere = json!(["kafka:*", "inbox:*", "http:*"]);
                 let limits = Map::from_iter([("destinations_allowed".to_owned(), everywhere)]);
-                self.admin.tenants().set_limits(TENANT, &limits).await?;
+                self.control.tenants().set_limits(TENANT, &limits).await?;
             }
             Err(error) => return Err(error.into()),
         }
         let asked = self.args.topic.as_deref();
-        let consumer = match self.admin.consumers().get(TENANT, CONSUMER).await {
+        let consumer = match self.control.consumers().get(TENANT, CONSUMER).await {
             Err(InboxError::NotFound(_)) => {
                 let topic = asked.unwrap_or(TOPIC);
                 let policy = Policy::parse(&format!("topics = ['{topic}']\n{POLICY}"))?;
-                self.admin.consumers().create(TENANT, CONSUMER, &policy).await?;
+                self.control.consumers().create(TENANT, CONSUMER, &policy).await?;
                 return Ok(vec![topic.to_owned()]);
             }
             found => found?,
@@ -217,7 +217,7 @@ impl DevSession<'_> {
                 policy.topics.join(", ")
             );
             policy.topics = vec![topic.to_owned()];
-            self.admin.consumers().set_policy(TENANT, CONSUMER, policy.clone(), true).await?;
+            self.control.consumers().set_policy(TENANT, CONSUMER, policy.clone(), true).await?;
         }
         // Patterns are not names of topics.
         let mut topics: Vec<_> =
@@ -249,8 +249,8 @@ impl DevSession<'_> {
 
     /// Returns an event type that a deployment takes, also one of an earlier run.
     async fn event_type(&self) -> Result<Option<String>> {
-        let consumer = self.admin.consumers().get(TENANT, CONSUMER).await?;
-        let live = self.admin.deployments().list(consumer.consumer_id, false).await?;
+        let consumer = self.control.consumers().get(TENANT, CONSUMER).await?;
+        let live = self.control.deployments().list(consumer.consumer_id, false).await?;
         let mut taken: Vec<_> =
             live.into_iter().map(|deployment| deployment.slot.event_type).collect();
         taken.sort_by_key(|event_type| event_type.ends_with('*'));

@@ -247,9 +247,9 @@ async fn fill_in(config: &mut Config) -> Result<()> {
 pub async fn ready(config: &Config) -> Result<Control> {
     let mut config = config.clone();
     fill_in(&mut config).await?;
-    let admin = config.admin()?;
-    admin.check().await?;
-    Ok(admin)
+    let control = config.control()?;
+    control.check().await?;
+    Ok(control)
 }
 
 #[cfg(test)]

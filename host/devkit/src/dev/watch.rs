@@ -11,12 +11,12 @@ const POLL: Duration = Duration::from_millis(250);
 const ROWS_MAX: i64 = 100;
 
 /// Prints the results of messages, for ever.
-pub(super) async fn watch(admin: Control) {
+pub(super) async fn watch(control: Control) {
     let filter = Filter { limit: ROWS_MAX, ..Filter::default() };
     let mut known: Option<HashMap<String, String>> = None;
     loop {
         // An inbox that cannot be read at this moment is reported by the host itself.
-        if let Ok(rows) = admin.messages().inbox_list(&filter).await {
+        if let Ok(rows) = control.messages().inbox_list(&filter).await {
             let states = rows.iter().map(|row| (key(row), state(row))).collect();
             if let Some(known) = &known {
                 tell(&rows, known);

@@ -156,18 +156,18 @@ pub fn valid_name(name: &str) -> &str {
 async fn given(config: &Config, args: &TestOptions) -> Result<Furnished> {
     let mut config = config.clone();
     config.database.url = args.database_url.clone().unwrap_or_default();
-    let admin = crate::dev::running::ready(&config).await?;
+    let control = crate::dev::running::ready(&config).await?;
     let name = args.tenant.as_deref().unwrap_or_default();
-    let tenant = admin.tenants().get(name).await?;
+    let tenant = control.tenants().get(name).await?;
     let consumer = match &args.consumer {
-        Some(consumer) => admin.consumers().get(name, consumer).await?,
-        None => only_consumer(&admin, name).await?,
+        Some(consumer) => control.consumers().get(name, consumer).await?,
+        None => only_consumer(&control, name).await?,
     };
-    Ok(Furnished { admin, tenant, consumer })
+    Ok(Furnished { control, tenant, consumer })
 }
 
-async fn only_consumer(admin: &Control, tenant: &str) -> Result<Consumer> {
-    let mut consumers: Vec<_> = admin
+async fn only_consumer(control: &Control, tenant: &str) -> Result<Consumer> {
+    let mut consumers: Vec<_> = control
         .consumers()
         .list()
         .await?
@@ -213,7 +213,7 @@ fn handler(
         version: 0,
         limits: place.consumer.policy()?.limits,
         config: args.settings.clone(),
-        random_key: place.admin.tenant_databases().credentials(&place.tenant)?.random_key,
+        random_key: place.control.tenant_databases().credentials(&place.tenant)?.random_key,
         // Nothing that is emitted here is ever sent.
         may_emit: true,
     };
@@ -223,12 +223,12 @@ fn handler(
 
 /// Returns the consumer's inbox, except that it identifies messages the way a file has them.
 async fn inbox(config: &Config, place: &Furnished, handler: Only) -> Result<Arc<ConsumerInbox>> {
-    let Furnished { admin, tenant, consumer } = place;
+    let Furnished { control, tenant, consumer } = place;
     let identity =
         Policy::parse(&format!("topics = ['{TOPIC}']\nack = 'after_commit'\n{IDENTITY}"))?.identity;
     let policy = Policy { identity, ..consumer.policy()? };
     let sessions = Sessions::of(
-        admin.tenant_databases().session_target(tenant)?,
+        control.tenant_databases().session_target(tenant)?,
         &config.session_settings(),
         Budget::new(2),
     );

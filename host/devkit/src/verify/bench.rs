@@ -40,9 +40,9 @@ impl Bench {
         furnished: Furnished,
         messages: Vec<FileMessage>,
     ) -> Result<Self> {
-        let Furnished { admin, tenant, .. } = furnished;
-        let (tables, initial) = look(&admin, &tenant).await?;
-        admin.pool.close().await;
+        let Furnished { control, tenant, .. } = furnished;
+        let (tables, initial) = look(&control, &tenant).await?;
+        control.pool.close().await;
         let file = scratch.dir.join("messages.jsonl");
         let lines: String =
             messages.iter().map(|message| format!("{}\n", message.json())).collect();
@@ -94,14 +94,14 @@ impl Bench {
     }
 
     async fn found(&self, database: &str) -> Result<Found> {
-        let admin = self.scratch.admin(database)?;
-        let (_, tables) = look(&admin, &self.tenant).await?;
-        let statuses = driver::rows(&admin)
+        let control = self.scratch.control(database)?;
+        let (_, tables) = look(&control, &self.tenant).await?;
+        let statuses = driver::rows(&control)
             .await?
             .into_iter()
             .map(|row| (row.message_id, row.status))
             .collect();
-        admin.pool.close().await;
+        control.pool.close().await;
         Ok(Found { tables, statuses })
     }
 
@@ -143,9 +143,9 @@ impl Bench {
 }
 
 /// Returns the tenant's tables and their content. One more table stands for its outgoing messages.
-async fn look(admin: &Control, tenant: &Tenant) -> Result<(Vec<Table>, Snapshot)> {
+async fn look(control: &Control, tenant: &Tenant) -> Result<(Vec<Table>, Snapshot)> {
     let sessions = Sessions::of(
-        admin.tenant_databases().session_target(tenant)?,
+        control.tenant_databases().session_target(tenant)?,
         &SessionSettings::default(),
         Budget::new(1),
     );
@@ -159,7 +159,7 @@ async fn look(admin: &Control, tenant: &Tenant) -> Result<(Vec<Table>, Snapshot)
     };
     transaction.rollback().await;
     let (mut tables, mut snapshot) = looked?;
-    snapshot.tables.insert(OUTGOING.to_owned(), outgoing_rows(&admin.pool).await?);
+    snapshot.tables.insert(OUTGOING.to_owned(), outgoing_rows(&control.pool).await?);
     tables.push(outgoing_table());
     Ok((tables, snapshot))
 }

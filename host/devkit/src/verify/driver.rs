@@ -81,7 +81,7 @@ pub(crate) fn policy() -> Result<Policy> {
 pub(crate) struct Driver {
     inbox: Arc<ConsumerInbox>,
     partition: PartitionInbox,
-    admin: Control,
+    control: Control,
     messages: Arc<Vec<FileMessage>>,
     number: i32,
 }
@@ -94,20 +94,22 @@ impl Driver {
         recorder: Option<Recorder>,
     ) -> Result<Self> {
         let options = spec.url.parse().context("failed to read the URL of the scratch database")?;
-        let admin = Control::new(options, MasterKey::parse(&spec.key)?, "verify");
+        let control = Control::new(options, MasterKey::parse(&spec.key)?, "verify");
         let runtime = runtime(&spec.cache_dir)?;
-        let (tenant, consumer) =
-            (admin.tenants().get(TENANT).await?, admin.consumers().get(TENANT, CONSUMER).await?);
+        let (tenant, consumer) = (
+            control.tenants().get(TENANT).await?,
+            control.consumers().get(TENANT, CONSUMER).await?,
+        );
         let policy = Policy { ack: spec.ack, ..consumer.policy()? };
         let recorder = recorder.or_else(|| {
             (spec.pause_ms > 0).then(|| Recorder::pausing(Duration::from_millis(spec.pause_ms)))
         });
-        let handlers = Loader::new(admin.clone(), Compilations::new(admin.clone(), runtime, 1))
+        let handlers = Loader::new(control.clone(), Compilations::new(control.clone(), runtime, 1))
             .recorded_by(recorder)
             .load(&tenant, &consumer, &policy)
             .await?;
         let sessions = Sessions::of(
-            admin.tenant_databases().session_target(&tenant)?,
+            control.tenant_databases().session_target(&tenant)?,
             &SessionSettings::default(),
             Budget::new(4),
         );
@@ -124,7 +126,7 @@ impl Driver {
         );
         let partition =
             PartitionInbox::open(inbox.clone(), TOPIC, spec.partition, spec.next_offset).await?;
-        Ok(Self { inbox, partition, admin, messages, number: spec.partition })
+        Ok(Self { inbox, partition, control, messages, number: spec.partition })
     }
 
     /// Hands records over until all are settled, and passes the count of settled ones to `settled`.
@@ -184,7 +186,7 @@ impl Driver {
 
     async fn is_quiet(&self) -> Result<bool> {
         let soon = chrono::Utc::now() + WAITS_ON_PURPOSE;
-        let open = rows(&self.admin).await?.into_iter().any(|row| match row.status {
+        let open = rows(&self.control).await?.into_iter().any(|row| match row.status {
             MessageStatus::Received | MessageStatus::InProgress => true,
             MessageStatus::FailedRetryable => row.next_attempt_at.is_none_or(|at| at < soon),
             _ => false,
@@ -195,7 +197,7 @@ impl Driver {
     /// Gives up the partition and closes the database connections.
     pub(crate) async fn close(self) {
         self.partition.close().await;
-        self.admin.pool.close().await;
+        self.control.pool.close().await;
     }
 }
 
@@ -210,10 +212,10 @@ pub(crate) fn runtime(cache_dir: &Path) -> Result<WasmRuntime> {
 }
 
 /// Returns all rows of the inbox.
-pub(crate) async fn rows(admin: &Control) -> Result<Vec<oncebox_control::InboxRow>> {
+pub(crate) async fn rows(control: &Control) -> Result<Vec<oncebox_control::InboxRow>> {
     let filter = oncebox_control::Filter {
         limit: i64::from(i32::MAX),
         ..oncebox_control::Filter::default()
     };
-    Ok(admin.messages().inbox_list(&filter).await?)
+    Ok(control.messages().inbox_list(&filter).await?)
 }

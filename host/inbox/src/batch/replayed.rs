@@ -141,7 +141,7 @@ impl ConsumerInbox {
         complete(transaction, self.consumer_id, &Completion::new(&self.policy)).await?;
         let query =
             sqlx::query(MOVE).bind(turn.replay_id).bind(turn.completed_at).bind(&message.id);
-        query.execute(self.sessions.admin()).await?;
+        query.execute(self.sessions.host_pool()).await?;
         Ok(ReplayEnd::Replayed { suppressed })
     }
 

@@ -121,7 +121,7 @@ impl PartitionInbox {
         else {
             return Ok(None);
         };
-        let now = self.clock.now(self.consumer.sessions.admin()).await?;
+        let now = self.clock.now(self.consumer.sessions.host_pool()).await?;
         Ok(Some((now - TimeDelta::days(days) + TimeDelta::hours(1)).timestamp_millis()))
     }
 

@@ -169,7 +169,7 @@ impl ConsumerInbox {
             .bind(&self.owner)
             .bind(self.replay_lease().as_millis() as i64)
             .bind(CRASHES_MAX);
-        let row: Option<JobRow> = query.fetch_optional(self.sessions.admin()).await?;
+        let row: Option<JobRow> = query.fetch_optional(self.sessions.host_pool()).await?;
         let Some(row) = row else { return Ok(None) };
         if row.state == "paused" {
             self.tell_paused(row.replay_id, row.note.as_deref().unwrap_or_default());
@@ -203,7 +203,7 @@ impl ConsumerInbox {
             .bind(job.replay_id)
             .bind(job.epoch)
             .bind(self.replay_lease().as_millis() as i64);
-        let kept = query.execute(self.sessions.admin()).await?.rows_affected() > 0;
+        let kept = query.execute(self.sessions.host_pool()).await?.rows_affected() > 0;
         job.leased_at = asked_at;
         Ok(kept)
     }
@@ -249,7 +249,7 @@ impl ConsumerInbox {
             .bind(&job.selected.event_type)
             .bind(&job.selected.ids)
             .bind(PAGE);
-        Ok(query.fetch_one(self.sessions.admin()).await?)
+        Ok(query.fetch_one(self.sessions.host_pool()).await?)
     }
 
     /// Moves the cursor past messages that do not run, and counts them. Returns false where the
@@ -272,7 +272,7 @@ impl ConsumerInbox {
             .bind(id)
             .bind(passed.without_payload)
             .bind(passed.changed);
-        let is_ours = query.execute(self.sessions.admin()).await?.rows_affected() > 0;
+        let is_ours = query.execute(self.sessions.host_pool()).await?.rows_affected() > 0;
         job.step += 1;
         Ok(is_ours)
     }
@@ -299,7 +299,7 @@ impl ConsumerInbox {
             .bind(state)
             .bind(note)
             .bind(crashes);
-        query.execute(self.sessions.admin()).await?;
+        query.execute(self.sessions.host_pool()).await?;
         if *end == JobEnd::Done {
             hooks::point("replay:end:after");
         }

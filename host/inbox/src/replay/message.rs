@@ -119,7 +119,7 @@ impl ConsumerInbox {
             .bind(self.policy.retention.class())
             .bind(&candidate.message_id)
             .bind(candidate.completed_at);
-        let row = query.fetch_optional(self.sessions.admin()).await?;
+        let row = query.fetch_optional(self.sessions.host_pool()).await?;
         Ok(row.as_ref().map(read_message).transpose()?)
     }
 

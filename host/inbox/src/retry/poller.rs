@@ -68,7 +68,7 @@ impl DuePoller {
     /// Adds a consumer to the poll, for as long as it lives. Its workers then wait until they are
     /// woken.
     pub fn watch_consumer(&self, consumer: &Arc<ConsumerInbox>) {
-        let pool = consumer.sessions.admin();
+        let pool = consumer.sessions.host_pool();
         let options = pool.connect_options();
         let (login, database) =
             (options.get_username(), options.get_database().unwrap_or_default());

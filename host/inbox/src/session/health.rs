@@ -36,7 +36,8 @@ impl Sessions {
             return uptime.is_some_and(|uptime| uptime > at.duration_since(began));
         }
         let asking = async {
-            let mut connection = PgConnection::connect_with(&self.admin.connect_options()).await?;
+            let mut connection =
+                PgConnection::connect_with(&self.host_pool.connect_options()).await?;
             let uptime: f64 = sqlx::query_scalar(STARTED).fetch_one(&mut connection).await?;
             let _ = connection.close().await;
             Ok::<_, sqlx::Error>(uptime)
@@ -67,7 +68,7 @@ impl Sessions {
                 None => live = false,
             }
         }
-        if live && let Some(mut connection) = self.admin.try_acquire() {
+        if live && let Some(mut connection) = self.host_pool.try_acquire() {
             live = matches!(tokio::time::timeout(PROBE, connection.ping()).await, Ok(Ok(())));
             if !live {
                 drop(connection.detach());

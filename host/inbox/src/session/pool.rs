@@ -54,7 +54,7 @@ pub struct Sessions {
     giving_way: Option<Duration>,
     pub(super) budget: Arc<Budget>,
     /// The host's own connections. One of them ends a backend whose client went away.
-    pub(super) admin: PgPool,
+    pub(super) host_pool: PgPool,
     pub(super) idle: Mutex<VecDeque<Session>>,
     pub(super) away: ConnectBackoff,
     /// Time of the last probe of the server after a session broke, and the server's uptime then.
@@ -142,7 +142,7 @@ impl Sessions {
         tenant_id: i32,
         access: Arc<watch::Sender<Arc<Access>>>,
         giving_way: Option<Duration>,
-        admin: PgPool,
+        host_pool: PgPool,
         payload_key: PayloadKey,
         budget: Arc<Budget>,
     ) -> Arc<Self> {
@@ -152,7 +152,7 @@ impl Sessions {
             access,
             giving_way,
             budget,
-            admin,
+            host_pool,
             idle: Mutex::default(),
             away,
             asked: tokio::sync::Mutex::default(),
@@ -174,7 +174,7 @@ impl Sessions {
             self.tenant_id,
             self.access.clone(),
             Some(lock_timeout),
-            self.admin.clone(),
+            self.host_pool.clone(),
             self.payload_key.clone(),
             self.budget.clone(),
         )
@@ -217,8 +217,8 @@ impl Sessions {
     }
 
     /// Returns the host's own connections.
-    pub(crate) fn admin(&self) -> &PgPool {
-        &self.admin
+    pub(crate) fn host_pool(&self) -> &PgPool {
+        &self.host_pool
     }
 
     pub(super) async fn connect(&self) -> Result<Session, InboxError> {

@@ -226,7 +226,7 @@ impl Transaction<'_> {
         // A little longer than the wait in the statement. A server that is out of reach delays no
         // transaction beyond that.
         let ended =
-            tokio::time::timeout(TERMINATE_MAX, terminate.execute(&self.sessions.admin)).await;
+            tokio::time::timeout(TERMINATE_MAX, terminate.execute(&self.sessions.host_pool)).await;
         let ended =
             ended.unwrap_or_else(|_| Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())));
         if let Err(error) = ended {

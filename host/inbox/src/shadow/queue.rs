@@ -197,7 +197,7 @@ impl TrialContext {
     }
 
     async fn write(&self) {
-        if let Err(error) = self.tally.write(self.sessions.admin()).await {
+        if let Err(error) = self.tally.write(self.sessions.host_pool()).await {
             tracing::warn!(tenant = self.tenant, consumer = self.consumer, %error, "failed to \
                 write what a shadow found; it is tried again");
         }

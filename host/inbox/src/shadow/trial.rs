@@ -180,7 +180,7 @@ impl TrialContext {
                 return "no_connection";
             }
             let look =
-                sqlx::query_scalar(WAITED_FOR).bind(backend).fetch_one(self.sessions.admin());
+                sqlx::query_scalar(WAITED_FOR).bind(backend).fetch_one(self.sessions.host_pool());
             match timeout(LOOK_MAX, look).await {
                 Ok(Ok(false)) => {}
                 Ok(Ok(true)) => return "stood_in_the_way",

@@ -50,7 +50,7 @@ impl Inner {
         is_urgent: bool,
     ) -> Result<LoadedComponent, CompileFailure> {
         let host_id = self.host_id.get().copied();
-        match self.admin.versions().begin_compiling(digest, host_id).await? {
+        match self.control.versions().begin_compiling(digest, host_id).await? {
             Begun::Yours(claim) => self.compile(digest, host_id, claim).await,
             // The row is not this host's to change, but a deployment needs the code here too.
             Begun::Ready | Begun::Elsewhere if is_urgent => self.load(digest).await,
@@ -81,7 +81,7 @@ impl Inner {
         };
         // A result that cannot be written now is lost; another host takes the row over when the
         // claim's session has ended.
-        let written = self.admin.versions().end_compiling(digest, host_id, &ended).await;
+        let written = self.control.versions().end_compiling(digest, host_id, &ended).await;
         drop(claim);
         let digest = hex::encode(&digest[..digest.len().min(6)]);
         match (&outcome, written) {
@@ -100,7 +100,7 @@ impl Inner {
     }
 
     async fn load(&self, digest: &[u8]) -> Result<LoadedComponent, CompileFailure> {
-        let bytes = self.admin.versions().component(digest).await?;
+        let bytes = self.control.versions().component(digest).await?;
         let component = self.runtime.load(&bytes).await?;
         drop(bytes);
         match self.runtime.probe(&component).await {
@@ -118,7 +118,7 @@ impl Inner {
         loop {
             sleep(BEAT).await;
             // A heartbeat that fails is sent again the next time.
-            let _ = self.admin.versions().compiling_goes_on(digest, host_id, claim).await;
+            let _ = self.control.versions().compiling_goes_on(digest, host_id, claim).await;
         }
     }
 }

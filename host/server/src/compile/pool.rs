@@ -37,7 +37,7 @@ pub struct Compilations {
 }
 
 pub(super) struct Inner {
-    pub(super) admin: Control,
+    pub(super) control: Control,
     pub(super) runtime: WasmRuntime,
     workers_max: usize,
     /// Id of the host's row, once it has one.
@@ -76,9 +76,9 @@ pub struct Busy;
 impl Compilations {
     /// Creates the components of a host, with at least one worker. Nothing runs until a component
     /// is submitted or loaded.
-    pub fn new(admin: Control, runtime: WasmRuntime, workers_max: usize) -> Self {
+    pub fn new(control: Control, runtime: WasmRuntime, workers_max: usize) -> Self {
         let inner = Inner {
-            admin,
+            control,
             runtime,
             workers_max: workers_max.max(1),
             host_id: OnceLock::new(),
@@ -183,12 +183,14 @@ impl Compilations {
     }
 
     async fn sweep(&self) -> Result<()> {
-        for digest in self.inner.admin.versions().unfinished_components(WAITING_MAX as i64).await? {
+        for digest in
+            self.inner.control.versions().unfinished_components(WAITING_MAX as i64).await?
+        {
             if self.submit(&digest).is_err() {
                 break;
             }
         }
-        let warm = self.inner.admin.versions().warm_components().await?;
+        let warm = self.inner.control.versions().warm_components().await?;
         self.inner.state().kept.let_go(&warm);
         Ok(())
     }
@@ -209,7 +211,7 @@ impl Inner {
     }
 
     async fn look_into_cache(&self, digest: &[u8]) -> Result<Option<LoadedComponent>> {
-        let bytes = self.admin.versions().component(digest).await?;
+        let bytes = self.control.versions().component(digest).await?;
         // An error is dropped here: the job reports it in better words.
         let found = self.runtime.load_cached(&bytes).await.ok().flatten();
         if let Some(component) = &found {

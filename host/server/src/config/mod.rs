@@ -170,7 +170,7 @@ impl Config {
     /// # Errors
     /// The database or the master key is not configured, or the archive, a store or a list of hosts
     /// cannot be used.
-    pub fn admin(&self) -> Result<Control> {
+    pub fn control(&self) -> Result<Control> {
         let actor = std::env::var("USER").unwrap_or_else(|_| "cli".to_owned());
         let DatabaseSettings {
             migration_lock_timeout_ms,

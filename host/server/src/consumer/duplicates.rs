@@ -37,14 +37,14 @@ impl Duplicates {
 
     /// Adds the duplicates counted since the last call to the consumers' counts, in one statement.
     /// Without any, it sends none.
-    pub(crate) async fn report(&self, admin: &Control) {
+    pub(crate) async fn report(&self, control: &Control) {
         let taken = self.take();
         if taken.is_empty() {
             return;
         }
         // The counts are not sent again, since the database may have added them: they stay a lower
         // bound.
-        if let Err(error) = admin.hosts().add_duplicates(&taken).await {
+        if let Err(error) = control.hosts().add_duplicates(&taken).await {
             tracing::warn!(%error, duplicates = taken.values().sum::<u64>(), "failed to report \
                 refused duplicates");
         }

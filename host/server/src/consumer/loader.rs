@@ -14,7 +14,7 @@ use crate::{
 
 /// The loader that makes handlers of the host's components.
 pub struct Loader {
-    admin: Control,
+    control: Control,
     components: Compilations,
     recorder: Option<Recorder>,
     counts: Arc<Counts>,
@@ -22,8 +22,8 @@ pub struct Loader {
 
 impl Loader {
     /// Creates the loader of a host.
-    pub fn new(admin: Control, components: Compilations) -> Self {
-        Self { admin, components, recorder: None, counts: Arc::default() }
+    pub fn new(control: Control, components: Compilations) -> Self {
+        Self { control, components, recorder: None, counts: Arc::default() }
     }
 
     /// Returns this loader with a recorder, where there is one, that records everything handlers
@@ -51,7 +51,7 @@ impl Loader {
         consumer: &Consumer,
         policy: &Policy,
     ) -> Result<Arc<Routes>> {
-        let deployments = self.admin.deployments().live(consumer.consumer_id).await?;
+        let deployments = self.control.deployments().live(consumer.consumer_id).await?;
         let compared: Vec<_> = deployments
             .live
             .iter()
@@ -104,7 +104,7 @@ impl Loader {
                     (key.clone(), value.as_str().map_or_else(|| value.to_string(), str::to_owned))
                 })
                 .collect(),
-            random_key: self.admin.tenant_databases().credentials(tenant)?.random_key,
+            random_key: self.control.tenant_databases().credentials(tenant)?.random_key,
             may_emit: deployment.may_emit(),
         };
         let handler = self.components.runtime().handler(&component, settings);

@@ -25,7 +25,7 @@ pub(crate) async fn carry_out(
     match desired.state {
         ConsumerState::Deleting => remove(host, desired).await,
         ConsumerState::Draining => host
-            .admin
+            .control
             .reconciliation()
             .finish_drain(desired)
             .await
@@ -37,7 +37,7 @@ pub(crate) async fn carry_out(
 }
 
 async fn seek(host: &HostContext, desired: &DesiredState) -> Result<Option<String>> {
-    let hand = match host.admin.reconciliation().seek_turn(desired.consumer_id).await? {
+    let hand = match host.control.reconciliation().seek_turn(desired.consumer_id).await? {
         SeekTurn::None => return Ok(None),
         SeekTurn::Waits(hosts) => {
             return Ok(Some(format!("the seek waits until it is stopped on {}", hosts.join(", "))));
@@ -64,7 +64,7 @@ async fn seek(host: &HostContext, desired: &DesiredState) -> Result<Option<Strin
 
 async fn remove(host: &HostContext, desired: &DesiredState) -> Result<Option<String>> {
     for _ in 0..BATCHES {
-        match host.admin.reconciliation().delete_some(desired).await? {
+        match host.control.reconciliation().delete_some(desired).await? {
             DeletionStep::None => return Ok(None),
             DeletionStep::Waits(hosts) => {
                 return Ok(Some(format!(

@@ -51,7 +51,7 @@ fn build() -> &'static str {
 
 /// The starts of a host's consumers.
 pub(crate) struct Starts {
-    admin: Control,
+    control: Control,
     /// The host's name.
     host: String,
     /// Id of the host's row; 0 until it has one.
@@ -64,9 +64,9 @@ pub(crate) struct Starts {
 }
 
 impl Starts {
-    pub(crate) fn new(admin: Control, host: String) -> Arc<Self> {
+    pub(crate) fn new(control: Control, host: String) -> Arc<Self> {
         Arc::new(Self {
-            admin,
+            control,
             host,
             host_id: AtomicI64::new(0),
             alone: Arc::new(Semaphore::new(1)),
@@ -82,7 +82,7 @@ impl Starts {
     async fn ask(&self, of: (i32, i64), is_alone: bool) -> Result<StartTurn> {
         let _turn = self.turns.acquire().await?;
         let host = (self.host_id.load(Ordering::Acquire), self.host.as_str());
-        Ok(self.admin.reconciliation().begin_start(host, of, build(), is_alone).await?)
+        Ok(self.control.reconciliation().begin_start(host, of, build(), is_alone).await?)
     }
 
     /// Waits for marks that are being written, for a limited time. A mark that is written after the
@@ -94,7 +94,7 @@ impl Starts {
     async fn end(&self, start: &Start, proven_by: Option<&str>) -> Result<(), InboxError> {
         // The semaphore is never closed.
         let _turn = self.turns.acquire().await;
-        self.admin.reconciliation().end_start(start, proven_by).await
+        self.control.reconciliation().end_start(start, proven_by).await
     }
 
     /// Returns the trial of a consumer, with the state of the row that was read.
@@ -187,7 +187,7 @@ impl Mark {
         if self.alone.is_none() || has_patterns || self.start.is_suspected {
             return;
         }
-        match self.starts.admin.reconciliation().start_settles(&self.start).await {
+        match self.starts.control.reconciliation().start_settles(&self.start).await {
             Ok(()) => self.alone = None,
             Err(error) => tracing::debug!(%error, "a start goes on under its mark as it is"),
         }

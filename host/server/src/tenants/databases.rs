@@ -44,13 +44,13 @@ type CheckedDatabase = (SourceVersion, bool, Result<(), InboxError>);
 
 /// Keeps the tenants' databases up to date until aborted. Another host's next check repeats work
 /// that was interrupted.
-pub(crate) async fn keep(admin: Control) {
+pub(crate) async fn keep(control: Control) {
     let mut known: HashMap<String, KnownDatabase> = HashMap::new();
     let mut checks: JoinSet<CheckedDatabase> = JoinSet::new();
     let at_once = Arc::new(Semaphore::new(AT_ONCE));
     loop {
-        match admin.tenant_databases().dedicated_tenants().await {
-            Ok(dedicated) => begin(&admin, &mut known, &mut checks, &at_once, dedicated),
+        match control.tenant_databases().dedicated_tenants().await {
+            Ok(dedicated) => begin(&control, &mut known, &mut checks, &at_once, dedicated),
             Err(error) => tracing::debug!(%error, "the tenants' own databases are not known"),
         }
         let poll = Instant::now() + POLL;
@@ -63,7 +63,7 @@ pub(crate) async fn keep(admin: Control) {
 
 /// Begins the checks that are due.
 fn begin(
-    admin: &Control,
+    control: &Control,
     known: &mut HashMap<String, KnownDatabase>,
     checks: &mut JoinSet<CheckedDatabase>,
     at_once: &Arc<Semaphore>,
@@ -79,25 +79,25 @@ fn begin(
         }
         of.is_busy = true;
         let from_the_ground = of.prepare_due <= now;
-        let (admin, at_once) = (admin.clone(), at_once.clone());
+        let (control, at_once) = (control.clone(), at_once.clone());
         checks.spawn(async move {
             let _permit = at_once.acquire_owned().await;
-            let checked = look(&admin, &source.tenant, from_the_ground).await;
+            let checked = look(&control, &source.tenant, from_the_ground).await;
             (source, from_the_ground, checked)
         });
     }
 }
 
-async fn look(admin: &Control, tenant: &str, from_the_ground: bool) -> Result<(), InboxError> {
-    let tenant = match admin.tenants().get(tenant).await {
+async fn look(control: &Control, tenant: &str, from_the_ground: bool) -> Result<(), InboxError> {
+    let tenant = match control.tenants().get(tenant).await {
         Err(InboxError::NotFound(_)) => return Ok(()), // deleted meanwhile
         tenant => tenant?,
     };
     // A tenant that is being deleted gets no full preparation.
     if from_the_ground && !tenant.state.is_deleting() {
-        admin.tenant_databases().prepare(&tenant).await
+        control.tenant_databases().prepare(&tenant).await
     } else {
-        admin.tenant_databases().replicate(&tenant).await
+        control.tenant_databases().replicate(&tenant).await
     }
 }
 

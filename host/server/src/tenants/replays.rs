@@ -44,7 +44,7 @@ impl OwnReplays {
     /// Waits for none of them; a look that finds a change notifies `changed`.
     pub(crate) fn mark(
         &self,
-        admin: &Control,
+        control: &Control,
         changed: &Arc<Notify>,
         desired_states: &mut [DesiredState],
     ) {
@@ -55,7 +55,7 @@ impl OwnReplays {
             let replays = known.entry(of.tenant_id).or_default();
             if replays.is_due(Instant::now()) {
                 replays.looked_at = Some(Instant::now());
-                let look = self.clone().look(admin.clone(), changed.clone(), of);
+                let look = self.clone().look(control.clone(), changed.clone(), of);
                 replays.look = Some(tokio::spawn(look));
             }
         }
@@ -67,9 +67,9 @@ impl OwnReplays {
     }
 
     /// Looks into a tenant's database. What was found before stays where it does not answer.
-    async fn look(self, admin: Control, changed: Arc<Notify>, of: PausedConsumers) {
+    async fn look(self, control: Control, changed: Arc<Notify>, of: PausedConsumers) {
         let PausedConsumers { tenant_id, tenant, consumers } = of;
-        let found = match admin.reconciliation().replayed_in_own(&tenant, &consumers).await {
+        let found = match control.reconciliation().replayed_in_own(&tenant, &consumers).await {
             Ok(found) => BTreeSet::from_iter(found),
             Err(error) => {
                 tracing::debug!(tenant, %error, "the replays of paused consumers are not known");

@@ -44,7 +44,7 @@ impl TenantSessions {
             return Ok(sessions);
         }
         let sessions = Sessions::of(
-            host.admin.tenant_databases().session_target(tenant)?,
+            host.control.tenant_databases().session_target(tenant)?,
             &host.settings,
             host.budget.clone(),
         );
@@ -61,18 +61,18 @@ impl TenantSessions {
     /// admitted by the present limits.
     pub(crate) async fn renew(
         &self,
-        admin: &Control,
+        control: &Control,
         scheduler: &Scheduler,
         desired_states: &[DesiredState],
     ) -> Result<(), InboxError> {
         for desired in desired_states.iter().filter(|desired| self.are_behind(desired)) {
-            let tenant = match admin.tenants().get(&desired.tenant).await {
+            let tenant = match control.tenants().get(&desired.tenant).await {
                 Err(InboxError::NotFound(_)) => continue,
                 tenant => tenant?,
             };
             scheduler.set_limits(tenant.tenant_id, tenant.revision, &tenant.name, &tenant.limits);
             // A failure for one tenant must not stop the others.
-            match admin.tenant_databases().credentials(&tenant) {
+            match control.tenant_databases().credentials(&tenant) {
                 Ok(credentials) => self.renewed(&tenant, |sessions| {
                     sessions.renew(&credentials.guest_password, credentials.secret);
                 }),

@@ -62,7 +62,7 @@ outcome_bytes_max = 1000, deadline_ms = 8000 }";
 
 /// A host with an attacking tenant and its victim, on a server, a broker and an address of its own.
 pub struct HostileFixture {
-    pub admin: Control,
+    pub control: Control,
     /// A superuser's.
     pub pool: PgPool,
     pub victim: Tenant,
@@ -117,10 +117,10 @@ impl HostileFixture {
             format!("mark{:016x}", rand::random::<u64>()),
             MasterKey::generate(),
         );
-        let admin =
+        let control =
             Control::new(url.parse().unwrap(), MasterKey::parse(&key).unwrap(), marker.clone());
-        let (victim, load, still) = victim(&admin, &pool, &marker).await;
-        let (attacker, evil) = attacker(&admin, &pool).await;
+        let (victim, load, still) = victim(&control, &pool, &marker).await;
+        let (attacker, evil) = attacker(&control, &pool).await;
         let new = NewToken {
             name: "mallory",
             role: TokenRole::Admin,
@@ -128,11 +128,11 @@ impl HostileFixture {
             expires_at: None,
         };
         let token =
-            admin.acting_as("mallory").tokens().create(&new).await.unwrap().1.reveal().to_owned();
+            control.acting_as("mallory").tokens().create(&new).await.unwrap().1.reveal().to_owned();
         for topic in [format!("payments.{marker}").as_str(), "attacks", "books"] {
             broker.create_topic(topic, 4).unwrap();
         }
-        let secrets = secrets(&admin, &pool, &victim, &key).await;
+        let secrets = secrets(&control, &pool, &victim, &key).await;
         let brokers = broker.bootstrap().to_owned();
         let mut producer = ClientConfig::new();
         let producer = producer
@@ -144,7 +144,7 @@ impl HostileFixture {
         let address = || SocketAddr::from(([127, 0, 0, 1], free_port().unwrap()));
         let (api, http) = (address(), address());
         Self {
-            admin,
+            control,
             pool,
             victim,
             attacker,
@@ -173,7 +173,7 @@ impl HostileFixture {
             format!("h-{}", hex::encode(&<sha2::Sha256 as sha2::Digest>::digest(event_type)[..8]));
         let mut deployment = NewDeployment::stable(event_type, &name, "");
         deployment.limits.insert("deadline_ms".to_owned(), deadline_ms.into());
-        self.admin
+        self.control
             .acting_as("mallory")
             .versions()
             .deploy_compiled(&self.attacker.name, "evil", deployment, component)
@@ -381,8 +381,8 @@ async fn publish(
 }
 
 /// A tenant all of whose rows, ids and names bear the marker, but for names that the catalogs show.
-async fn victim(admin: &Control, pool: &PgPool, marker: &str) -> (Tenant, i32, i32) {
-    let victim = admin.tenants().create("victim").await.unwrap();
+async fn victim(control: &Control, pool: &PgPool, marker: &str) -> (Tenant, i32, i32) {
+    let victim = control.tenants().create("victim").await.unwrap();
     let tables = format!(
         "{LEDGER_SCHEMA} CREATE TABLE vault (secret text, {SEEN}_column int); INSERT INTO vault \
             SELECT '{marker}' FROM generate_series(1, 50); \
@@ -393,7 +393,7 @@ async fn victim(admin: &Control, pool: &PgPool, marker: &str) -> (Tenant, i32, i
          CREATE SEQUENCE {SEEN}_sequence; INSERT INTO account VALUES ('a-{marker}'), \
          ('b-{marker}')"
     );
-    admin
+    control
         .tenant_databases()
         .apply_migration(&victim, &format!("tables-{marker}"), &tables)
         .await
@@ -405,13 +405,13 @@ async fn victim(admin: &Control, pool: &PgPool, marker: &str) -> (Tenant, i32, i
         );
         Policy::parse(&text).unwrap()
     };
-    let load = admin
+    let load = control
         .consumers()
         .create("victim", "load", &policy(&format!("payments.{marker}")))
         .await
         .unwrap()
         .consumer_id;
-    let still = admin
+    let still = control
         .consumers()
         .create("victim", &format!("still-{marker}"), &policy(&format!("still.{marker}")))
         .await
@@ -420,14 +420,14 @@ async fn victim(admin: &Control, pool: &PgPool, marker: &str) -> (Tenant, i32, i
     let mut deployment =
         NewDeployment::stable(&format!("paid.{marker}"), &format!("ledger-{marker}"), "");
     deployment.settings.insert(marker.to_owned(), Value::from(marker));
-    admin.versions().deploy_compiled("victim", "load", deployment, LEDGER).await.unwrap();
+    control.versions().deploy_compiled("victim", "load", deployment, LEDGER).await.unwrap();
     let new = NewToken {
         name: marker,
         role: TokenRole::Viewer,
         tenant: Some("victim"),
         expires_at: None,
     };
-    admin.tokens().create(&new).await.unwrap();
+    control.tokens().create(&new).await.unwrap();
     let rows = format!(
         "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, \
             partition, \"offset\", record_timestamp_ms, key, source, \
@@ -451,9 +451,9 @@ async fn victim(admin: &Control, pool: &PgPool, marker: &str) -> (Tenant, i32, i
 }
 
 /// A tenant that may even write functions.
-async fn attacker(admin: &Control, pool: &PgPool) -> (Tenant, i32) {
-    let admin = admin.acting_as("mallory");
-    let attacker = admin.tenants().create("mallory").await.unwrap();
+async fn attacker(control: &Control, pool: &PgPool) -> (Tenant, i32) {
+    let control = control.acting_as("mallory");
+    let attacker = control.tenants().create("mallory").await.unwrap();
     pool.execute(AssertSqlSafe(format!(
         "GRANT USAGE ON LANGUAGE plpgsql TO {}",
         attacker.owner_login
@@ -478,7 +478,7 @@ async fn attacker(admin: &Control, pool: &PgPool) -> (Tenant, i32) {
     );
     // Not as a migration, of which most of this is none: the attacker is stronger here than any
     // tenant is.
-    let password = admin.tenant_databases().credentials(&attacker).unwrap().owner_password;
+    let password = control.tenant_databases().credentials(&attacker).unwrap().owner_password;
     let options =
         pool.connect_options().as_ref().clone().username(&attacker.owner_login).password(&password);
     let mut owner =
@@ -487,7 +487,7 @@ async fn attacker(admin: &Control, pool: &PgPool) -> (Tenant, i32) {
             .unwrap();
     owner.execute(sqlx::raw_sql(AssertSqlSafe(tables))).await.unwrap();
     owner.close().await.unwrap();
-    let evil = admin
+    let evil = control
         .consumers()
         .create("mallory", "evil", &Policy::parse(ATTACKER).unwrap())
         .await
@@ -495,13 +495,13 @@ async fn attacker(admin: &Control, pool: &PgPool) -> (Tenant, i32) {
         .consumer_id;
     let mut deployment = NewDeployment::stable("book", "ledger", "");
     deployment.limits.insert("deadline_ms".to_owned(), 1_500.into());
-    admin.versions().deploy_compiled("mallory", "evil", deployment, LEDGER).await.unwrap();
+    control.versions().deploy_compiled("mallory", "evil", deployment, LEDGER).await.unwrap();
     (attacker, evil)
 }
 
 /// Passwords, secrets and what is made of them.
-async fn secrets(admin: &Control, pool: &PgPool, victim: &Tenant, key: &str) -> Vec<String> {
-    let credentials = admin.tenant_databases().credentials(victim).unwrap();
+async fn secrets(control: &Control, pool: &PgPool, victim: &Tenant, key: &str) -> Vec<String> {
+    let credentials = control.tenant_databases().credentials(victim).unwrap();
     let mut secrets = vec![
         key.to_owned(),
         credentials.guest_password,

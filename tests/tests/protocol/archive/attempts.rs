@@ -101,9 +101,9 @@ async fn an_attempt_of_an_archive_that_ended_holds_no_erasure_up() {
     assert_eq!(retain(&control).await.unwrap().failed.len(), 1);
     let path = attempts(&fixture).await.remove(0);
     control.archive().end().await.unwrap().unwrap();
-    retain_one(&fixture.admin).await;
+    retain_one(&fixture.control).await;
 
-    let left = not_covered(&fixture.admin, "m1").await;
+    let left = not_covered(&fixture.control, "m1").await;
     let expected = format!("the file `{path}` of the archive, which is not deleted yet");
     assert_eq!(left, [expected], "by a process that has no archive");
     assert!(server.object(&path).is_some());

@@ -122,7 +122,7 @@ async fn an_erasure_waits_for_the_memory_of_a_file() {
     let fixture = InboxFixture::new().await;
     let server = S3Server::start().await;
     let store = ArchiveStore::new(&server.options()).unwrap();
-    let control = fixture.admin.clone().archiving_at(store.clone());
+    let control = fixture.control.clone().archiving_at(store.clone());
     let consumer = fixture.simple("", "").await;
     completed(&fixture, &consumer, "'m' || n", 0..3, "'x'").await;
     fixture.execute("UPDATE oncebox.inbox SET key = 'k'").await;

@@ -52,7 +52,7 @@ async fn redrive(fixture: &InboxFixture, consumer: &TestConsumer, id: &str) {
         BulkAction { action: Action::Redrive, filter, message_ids, reason, as_of: None, limit: 1 };
     assert_eq!(
         fixture
-            .admin
+            .control
             .messages()
             .act_on_messages(&consumer.tenant.name, &consumer.row.name, &bulk)
             .await
@@ -376,7 +376,7 @@ async fn what_has_no_place_any_more_holds_nothing() {
         as_of: None,
         limit: 10,
     };
-    let done = fixture.admin.messages().act_on_messages("acme", "orders", &again).await.unwrap();
+    let done = fixture.control.messages().act_on_messages("acme", "orders", &again).await.unwrap();
     assert_eq!((done.changed, done.left), (0, 0), "it has no place in the order");
 
     deliver(

@@ -10,17 +10,17 @@ use oncebox_tests::{
 use serde_json::json;
 
 async fn desired(fixture: &InboxFixture, consumer: &TestConsumer) -> DesiredState {
-    let states = fixture.admin.reconciliation().desired_states().await.unwrap();
+    let states = fixture.control.reconciliation().desired_states().await.unwrap();
     states.into_iter().find(|state| state.consumer_id == consumer.row.consumer_id).unwrap()
 }
 
 /// Deletes a consumer as hosts do it.
 async fn delete(fixture: &InboxFixture, consumer: &TestConsumer) {
     let Consumer { tenant, name, .. } = &consumer.row;
-    fixture.admin.consumers().delete(tenant, name).await.unwrap();
+    fixture.control.consumers().delete(tenant, name).await.unwrap();
     let desired = desired(fixture, consumer).await;
     for _ in 0..100 {
-        match fixture.admin.reconciliation().delete_some(&desired).await.unwrap() {
+        match fixture.control.reconciliation().delete_some(&desired).await.unwrap() {
             DeletionStep::None => return,
             DeletionStep::Waits(hosts) => panic!("no host runs it, but {hosts:?}"),
             DeletionStep::Removed(_) => {}
@@ -57,8 +57,8 @@ async fn what_is_deleted_sends_nothing_more() {
     assert_eq!(left().await, [3, 3, 3]);
     delete(&fixture, &consumers[0]).await;
     assert_eq!(left().await, [0, 3, 3]);
-    let deleted = fixture.admin.tenants().delete("other").await.unwrap();
-    assert!(fixture.admin.tenants().remove(&deleted).await.unwrap());
+    let deleted = fixture.control.tenants().delete("other").await.unwrap();
+    assert!(fixture.control.tenants().remove(&deleted).await.unwrap());
     assert_eq!(left().await, [0, 3, 0]);
     fixture
         .execute(format!("DELETE FROM {}.effect WHERE consumer = 'orders'", tenant.schema_name))
@@ -74,7 +74,7 @@ fn of_id(id: &str) -> ErasureRequest {
 /// Repeats the request until there is a proof; none where there is none after some calls.
 async fn erase(fixture: &InboxFixture, id: &str) -> Option<ErasureProof> {
     for _ in 0..20 {
-        let progress = fixture.admin.erasures().erase("acme", &of_id(id)).await.unwrap();
+        let progress = fixture.control.erasures().erase("acme", &of_id(id)).await.unwrap();
         if progress.proof.is_some() {
             return progress.proof;
         }
@@ -125,7 +125,7 @@ async fn nothing_of_an_erased_message_is_sent_after_the_proof() {
 
     let leased = relay.lease(TO, 10).await;
     assert_eq!(leased.len(), 1);
-    let held = fixture.admin.erasures().erase("acme", &of_id("leased")).await.unwrap();
+    let held = fixture.control.erasures().erase("acme", &of_id("leased")).await.unwrap();
     assert_eq!(held.proof, None, "a proof while a relay sends the payload");
     let row = caused_by(&fixture, "leased").await;
     assert_eq!(row.payload.as_deref(), Some(&b"secret"[..]), "a relay lost what it sends");

@@ -21,7 +21,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// A fixture whose tenant may send to its own consumers.
 async fn allowed(fixture: &InboxFixture, destinations: &[&str]) {
     let limits = json!({ "destinations_allowed": destinations });
-    fixture.admin.tenants().set_limits("acme", limits.as_object().unwrap()).await.unwrap();
+    fixture.control.tenants().set_limits("acme", limits.as_object().unwrap()).await.unwrap();
 }
 
 /// Waits until every outgoing message that these hold for is as they say.
@@ -133,7 +133,7 @@ async fn a_message_that_the_inbox_knows_counts_as_delivered() {
     assert_eq!(outgoing(&fixture).await[0].state(), ("completed", None));
     // S0-003.
     assert_eq!(fixture.effects(&billing, &id).await, 1);
-    assert_eq!(fixture.control.runs(&id).len(), 1);
+    assert_eq!(fixture.script.runs(&id).len(), 1);
     fixture.finish().await;
 }
 
@@ -145,7 +145,7 @@ async fn redrive(fixture: &InboxFixture) -> i64 {
         after: None,
         limit: 100,
     };
-    fixture.admin.outgoing().act("acme", &bulk).await.unwrap().changed
+    fixture.control.outgoing().act("acme", &bulk).await.unwrap().changed
 }
 
 fn states(rows: &[OutgoingRow]) -> Vec<(&str, Option<&str>)> {
@@ -231,18 +231,18 @@ async fn a_suspended_tenant_sends_nothing_until_it_is_resumed() {
     let limits = json!({ "destinations_allowed": ["inbox:*"] });
     for tenant in ["acme", "neighbour"] {
         let limits = limits.as_object().unwrap();
-        fixture.admin.tenants().set_limits(tenant, limits).await.unwrap();
+        fixture.control.tenants().set_limits(tenant, limits).await.unwrap();
     }
     let line = ["emit inbox:billing payload=#"];
     deliver(&emitting_host(&fixture, &consumer), &[emitting(0, "a", &line)]).await;
-    fixture.admin.tenants().suspend("acme").await.unwrap();
+    fixture.control.tenants().suspend("acme").await.unwrap();
     let relay = TestRelay::start(&fixture, "relay").await;
     // The neighbour's is sent, so that the relay is at work.
     deliver(&emitting_host(&fixture, &theirs), &[emitting(0, "a", &line)]).await;
     until(&fixture, "sent", |rows| rows[1].settled).await;
     assert_eq!(outgoing(&fixture).await[0].state(), ("received", None));
     assert!(inbox_of(&fixture, &billing).await.is_empty());
-    fixture.admin.tenants().resume("acme").await.unwrap();
+    fixture.control.tenants().resume("acme").await.unwrap();
     until(&fixture, "sent", |rows| rows[0].settled).await;
     relay.stop().await;
     for consumer in [&billing, &beside] {

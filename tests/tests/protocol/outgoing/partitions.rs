@@ -24,7 +24,7 @@ async fn is_there(fixture: &InboxFixture, days: i64) -> bool {
 }
 
 async fn remove(fixture: &InboxFixture) -> RetentionResult {
-    fixture.admin.retention().remove_outgoing(DAYS).await
+    fixture.control.retention().remove_outgoing(DAYS).await
 }
 
 /// What a row says but for its partition.
@@ -94,7 +94,7 @@ async fn every_status(fixture: &InboxFixture, consumer: &TestConsumer) -> StepRe
         after: None,
         limit: 10,
     };
-    assert_eq!(fixture.admin.outgoing().act("acme", &bulk).await.unwrap().changed, 1);
+    assert_eq!(fixture.control.outgoing().act("acme", &bulk).await.unwrap().changed, 1);
     let own = format!("emit {TO} token=own after=3600000");
     deliver(&host, &[emitting(1, "cancelled", &[&own])]).await;
     let mut cancelling = CancelTransaction::begin(fixture, consumer).await;

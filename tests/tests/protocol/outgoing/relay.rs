@@ -269,7 +269,7 @@ fn bulk(action: OutgoingAction, ids: &[&String]) -> OutgoingBulk {
 }
 
 async fn act(fixture: &InboxFixture, action: OutgoingAction, ids: &[&String]) -> i64 {
-    fixture.admin.outgoing().act("acme", &bulk(action, ids)).await.unwrap().changed
+    fixture.control.outgoing().act("acme", &bulk(action, ids)).await.unwrap().changed
 }
 
 fn ids_of(leased: &[LeasedOutgoing]) -> Vec<&String> {

@@ -11,7 +11,7 @@ async fn edit(
 ) -> Result<(), String> {
     let edit = Edit { payload: payload.into(), reason: "a typo".to_owned(), as_of };
     fixture
-        .admin
+        .control
         .messages()
         .edit_message("acme", "orders", id, &edit)
         .await
@@ -74,7 +74,7 @@ async fn an_edited_letter_is_the_same_message() {
         [failed("reject"), redriven.clone(), edited.clone(), failed("park"), redriven, edited];
     // S0-042.
     assert_eq!(history(&fixture, "a").await, expected);
-    let audit = fixture.admin.audit().list(Some("acme"), 10).await.unwrap();
+    let audit = fixture.control.audit().list(Some("acme"), 10).await.unwrap();
     let of_edits: Vec<_> = audit.iter().filter(|entry| entry.action == "inbox.edit").collect();
     assert_eq!(of_edits.len(), 2);
     assert!(!format!("{of_edits:?}").contains("result 7"), "payloads are no part of the audit log");
@@ -107,7 +107,7 @@ async fn what_cannot_run_cannot_be_edited() {
     deliver(&fixture.host(&keepless), &[record(0, "gone", "reject")]).await;
     let edit = Edit { payload: Vec::new(), reason: "a typo".to_owned(), as_of: None };
     let refused = fixture
-        .admin
+        .control
         .messages()
         .edit_message("acme", "keepless", "gone", &edit)
         .await

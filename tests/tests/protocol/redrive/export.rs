@@ -11,7 +11,7 @@ use std::{
 use oncebox_tests::services::target_dir;
 use serde_json::Value;
 
-use super::{copies::mixed, *};
+use super::{dead_letter_topic::mixed, *};
 
 /// What could go wrong: an archive lacks messages, has some twice, or does not say what became of
 /// them; what comes in is not shown, or more than once. S0-042.

@@ -15,8 +15,8 @@ const LETTERS: [(&str, &str, Option<&str>); 4] = [
     ("tombstone", "parked", Some("no_route")),
 ];
 
-/// The records of the letters, which fail until the table `taken` is empty and there is a handler.
-fn letters() -> Vec<Record> {
+/// The records of the dead letters, which fail until the table `taken` is empty and there is a handler.
+fn dead_letters() -> Vec<Record> {
     let with = |record: Record, name: &str, value: &str| {
         let headers = record
             .headers
@@ -25,13 +25,13 @@ fn letters() -> Vec<Record> {
             .collect();
         Record { headers, ..record }
     };
-    let letters = [
+    let dead_letters = [
         record(0, "refused", "sql INSERT INTO taken VALUES (1)"),
         record(1, "parked", "park"),
         with(record(2, "unrouted", "result 3"), "type", "nobody"),
         with(Record { payload: None, ..record(3, "tombstone", "") }, "type", "nobody"),
     ];
-    letters.map(|letter| with(letter, "causation", "c-1")).into()
+    dead_letters.map(|letter| with(letter, "causation", "c-1")).into()
 }
 
 async fn kept(fixture: &InboxFixture, consumer: &TestConsumer) -> Vec<bool> {
@@ -64,7 +64,7 @@ async fn a_redelivery_brings_the_record_back(fixture: InboxFixture, ack: &str) {
         .simple("CREATE TABLE taken (n int UNIQUE); INSERT INTO taken VALUES (1);", &policy)
         .await;
     let host = fixture.host(&consumer);
-    deliver(&host, &letters()).await;
+    deliver(&host, &dead_letters()).await;
     fixture.retry_until_settled(&host).await;
     assert_eq!(kept(&fixture, &consumer).await, [false; 4], "the policy keeps no record");
     assert_eq!(
@@ -73,7 +73,7 @@ async fn a_redelivery_brings_the_record_back(fixture: InboxFixture, ack: &str) {
         "there is nothing to run"
     );
     let found =
-        fixture.admin.messages().message_history("acme", "orders", "refused").await.unwrap();
+        fixture.control.messages().message_history("acme", "orders", "refused").await.unwrap();
     assert!(found.next.text.contains("Have it delivered again"), "{}", found.next.text);
 
     // Another payload under the id is a collision, and brings nothing back.
@@ -85,12 +85,12 @@ async fn a_redelivery_brings_the_record_back(fixture: InboxFixture, ack: &str) {
     );
 
     // As the way out says. Two that come at once bring it back once, and nothing runs.
-    let runs = fixture.control.runs("refused").len();
-    let (log, hosts) = (letters(), [fixture.host(&consumer), fixture.host(&consumer)]);
+    let runs = fixture.script.runs("refused").len();
+    let (log, hosts) = (dead_letters(), [fixture.host(&consumer), fixture.host(&consumer)]);
     tokio::join!(deliver(&hosts[0], &log), deliver(&hosts[1], &log));
     assert_eq!(kept(&fixture, &consumer).await, [true; 4]);
     assert_eq!(
-        (fixture.control.runs("refused").len(), fixture.effects(&consumer, "refused").await),
+        (fixture.script.runs("refused").len(), fixture.effects(&consumer, "refused").await),
         (runs, 0)
     );
     for ((id, ..), letter) in LETTERS.into_iter().zip(&log) {
@@ -100,7 +100,7 @@ async fn a_redelivery_brings_the_record_back(fixture: InboxFixture, ack: &str) {
             (letter.payload.clone(), i32::from(!id.starts_with(['u', 't']))),
             "{id}"
         );
-        let shown = fixture.admin.messages().inbox_show("acme", "orders", id).await.unwrap();
+        let shown = fixture.control.messages().inbox_show("acme", "orders", id).await.unwrap();
         assert_eq!(
             (shown.is_kept, shown.headers),
             (true, letter.headers.clone()),
@@ -109,7 +109,7 @@ async fn a_redelivery_brings_the_record_back(fixture: InboxFixture, ack: &str) {
         assert_eq!(restored(&fixture, id).await, 1, "{id}");
     }
     let found =
-        fixture.admin.messages().message_history("acme", "orders", "refused").await.unwrap();
+        fixture.control.messages().message_history("acme", "orders", "refused").await.unwrap();
     assert!(
         found.next.commands.iter().any(|command| command.contains("inbox redrive")),
         "{:?}",
@@ -122,7 +122,7 @@ async fn a_redelivery_brings_the_record_back(fixture: InboxFixture, ack: &str) {
     assert_eq!(act(&fixture, &consumer, &these(Action::Redrive, &["refused"])).await.changed, 1);
     assert_eq!(act(&fixture, &consumer, &these(Action::Discard, &["parked"])).await.changed, 1);
     fixture.retry_until_settled(&host).await;
-    deliver(&host, &letters()).await;
+    deliver(&host, &dead_letters()).await;
     for (id, status) in [("refused", "completed"), ("parked", "discarded")] {
         let row = fixture.row(&consumer, id).await;
         assert_eq!((row.status.as_str(), row.headers, row.payload), (status, None, None), "{id}");
@@ -144,10 +144,10 @@ async fn a_record_comes_back_with_the_commit_or_not_at_all() {
         let batch = [letter, record(1, "b", "gate g")];
         let (mut partition, records) = (open(&host, 0).await, batch.clone());
         let dying = tokio::spawn(async move { partition.process(&records).await });
-        fixture.control.gate("g").reached(1).await;
-        let backend = fixture.control.runs("b")[0].backend;
+        fixture.script.gate("g").reached(1).await;
+        let backend = fixture.script.runs("b")[0].backend;
         fixture.execute(format!("SELECT pg_terminate_backend({backend})")).await;
-        fixture.control.gate("g").open();
+        fixture.script.gate("g").open();
         assert!(dying.await.unwrap().is_err());
         assert_eq!(
             (fixture.row(&consumer, "a").await.headers, restored(&fixture, "a").await),
@@ -217,7 +217,8 @@ async fn a_payload_that_is_too_large_is_parked_without_it() {
         deliver(&host, &log).await;
         assert_eq!(large().await, (false, false));
         assert_eq!(fixture.number(kept("true")).await, 5, "each delivery is known");
-        let found = fixture.admin.messages().message_history("acme", name, "large").await.unwrap();
+        let found =
+            fixture.control.messages().message_history("acme", name, "large").await.unwrap();
         assert!(found.next.text.contains("raise that limit"), "{}", found.next.text);
 
         let mut raised = consumer.clone();

@@ -52,7 +52,7 @@ async fn a_fault_of_the_host_is_no_attempt() {
         fails_by_the_host(&fixture, both, own, code).await;
     }
     server.refuse(None);
-    let without = fixture.admin.clone().fetching_from(Stores::default());
+    let without = fixture.control.clone().fetching_from(Stores::default());
     let unnamed =
         |consumer: &TestConsumer| without.tenant_stores().fetcher(&consumer.tenant, "docs");
     fails_by_the_host(&fixture, both, unnamed, "cannot open the store `docs`").await;
@@ -80,7 +80,7 @@ async fn an_error_with_a_large_body_is_cut_off() {
     let mut fixture = InboxFixture::new().await;
     let server = S3Server::start().await;
     let tenant = tenant(&mut fixture, &server, Duration::from_secs(10)).await;
-    let fetcher = fixture.admin.tenant_stores().fetcher(&tenant, "docs");
+    let fetcher = fixture.control.tenant_stores().fetcher(&tenant, "docs");
     let fetch = async |code: &'static str| {
         server.refuse(Some(code));
         let timeout = Duration::from_secs(30);

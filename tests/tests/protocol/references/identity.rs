@@ -53,7 +53,7 @@ async fn an_edit_that_no_handler_would_get_is_refused() {
     let pointer = fixture.consumer(&tenant, "pointer", in_payload).await;
     let edit = async |consumer: &str, id: &str, payload: &str| {
         let edit = Edit { payload: payload.into(), reason: "a typo".to_owned(), as_of: None };
-        let edited = fixture.admin.messages().edit_message("acme", consumer, id, &edit).await;
+        let edited = fixture.control.messages().edit_message("acme", consumer, id, &edit).await;
         edited.map_err(|error| error.to_string())
     };
     let host = host(&fixture, &header);

@@ -56,7 +56,7 @@ async fn a_wait_for_other_fetches_is_no_attempt() {
     let tenant = tenant(&mut fixture, &server, Duration::from_secs(600)).await;
     let limits =
         FetchLimits { stall: Duration::from_secs(600), fetches_max: 1, ..FetchLimits::default() };
-    fixture.admin = fixture.admin.clone().fetching_from(limited(&server, limits));
+    fixture.control = fixture.control.clone().fetching_from(limited(&server, limits));
     allow_in(&fixture, &tenant, "slow").await;
     let in_slow = |timeout_ms: u64| {
         format!(
@@ -95,7 +95,7 @@ async fn a_wait_for_other_fetches_is_no_attempt() {
     until_asked(&server, "in/held", 2).await;
     let waiting = deliver_to(&third, 0, "late", "in/late");
     sleep(Duration::from_millis(200)).await; // so that it waits
-    fixture.admin.tenant_stores().delete("acme", "slow").await.unwrap();
+    fixture.control.tenant_stores().delete("acme", "slow").await.unwrap();
     server.release("in/held");
     holding.await.unwrap();
     waiting.await.unwrap();
@@ -119,7 +119,7 @@ async fn payloads_share_a_bounded_memory() {
         memory_bytes: 4 * bytes + (16 << 10),
         ..FetchLimits::default()
     };
-    fixture.admin = fixture.admin.clone().fetching_from(limited(&server, limits));
+    fixture.control = fixture.control.clone().fetching_from(limited(&server, limits));
     let object = format!("result 1\n# {}", "x".repeat(bytes - 11));
     for key in ["in/held", "in/large"] {
         server.put_key(key, Some(&object));

@@ -165,7 +165,7 @@ impl ApiFixture {
             stores,
             FetchLimits { stall: Duration::from_secs(1), ..FetchLimits::default() },
         );
-        inbox.admin = inbox.admin.clone().fetching_from(stores).sending_with(sender());
+        inbox.control = inbox.control.clone().fetching_from(stores).sending_with(sender());
         let mut consumer = None;
         for name in ["acme", "other"] {
             let tenant = inbox.tenant(name, "").await;
@@ -174,7 +174,7 @@ impl ApiFixture {
         let consumer = consumer.expect("two tenants");
         let hosts = json!({ "endpoint_hosts_allowed": [ENDPOINT_HOST] });
         let hosts = hosts.as_object().expect("an object");
-        inbox.admin.tenants().set_limits("acme", hosts).await.expect("limits");
+        inbox.control.tenants().set_limits("acme", hosts).await.expect("limits");
         for bytes in [b"version 1", b"version 2"] {
             let report = json!({ "imports": [String::from_utf8_lossy(bytes)] });
             let version = NewVersion {
@@ -183,7 +183,7 @@ impl ApiFixture {
                 report: &report,
                 is_compiled: true,
             };
-            inbox.admin.versions().add("acme", "ledger", version).await.expect("a version");
+            inbox.control.versions().add("acme", "ledger", version).await.expect("a version");
         }
         inbox
             .execute(format!(
@@ -215,7 +215,7 @@ impl ApiFixture {
                 consumer.row.consumer_id
             ))
             .await;
-        let (tokens, expired, revoked) = tokens(&inbox.admin).await;
+        let (tokens, expired, revoked) = tokens(&inbox.control).await;
         inbox
             .execute(format!(
                 "UPDATE oncebox.token SET expires_at = now() - interval '1 s' WHERE \
@@ -225,7 +225,7 @@ impl ApiFixture {
         let runtime =
             WasmRuntime::new(RuntimeConfig { instances_max: 1, ..RuntimeConfig::default() })
                 .expect("a runtime");
-        let api = Api::new(inbox.admin.clone(), Arc::new(Compiling(runtime)), limits, mode)
+        let api = Api::new(inbox.control.clone(), Arc::new(Compiling(runtime)), limits, mode)
             .with_brokers(Arc::new(OnePartition));
         let router = oncebox_api::router(api.clone());
         Self { inbox, api, router, tokens, expired, revoked, deployment_id: AtomicI64::new(1) }
@@ -377,18 +377,18 @@ impl ApiFixture {
 
 const EXPIRED: &str = "expired";
 
-async fn tokens(admin: &Control) -> (HashMap<(String, Role), String>, String, String) {
+async fn tokens(control: &Control) -> (HashMap<(String, Role), String>, String, String) {
     let make = async |name: &str, role: Role, tenant: Option<&str>| {
         let expires_at = (name == EXPIRED).then(|| chrono::Utc::now() + chrono::Duration::days(1));
         let new = NewToken { name, role: role.into(), tenant, expires_at };
-        let (token, secret) = admin.tokens().create(&new).await.expect("a token");
+        let (token, secret) = control.tokens().create(&new).await.expect("a token");
         (token.token_id, secret.reveal().to_owned())
     };
     // The first is a tenant's own, so that both ways to revoke one find it.
     let mut all = HashMap::new();
     let (_, expired) = make(EXPIRED, Role::Admin, Some("acme")).await;
     let (revoked_id, revoked) = make("revoked", Role::Admin, Some("acme")).await;
-    admin.tokens().revoke(None, revoked_id).await.expect("it ends");
+    control.tokens().revoke(None, revoked_id).await.expect("it ends");
     for tenant in ["", "acme", "other"] {
         for role in Role::ALL {
             let name =

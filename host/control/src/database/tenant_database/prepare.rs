@@ -80,7 +80,7 @@ impl TenantDatabases<'_> {
         }
         // Runs even where the database is up to date: a copied one is open to PUBLIC again.
         bring_up_to_date(&database, url.shown()).await?;
-        const TAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_place) VALUES \
+        const TAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_dedicated) VALUES \
             ($1, true) ON CONFLICT DO NOTHING";
         sqlx::query(TAKE).bind(id).execute(&mut connection).await?;
         let taken = holder(&mut connection).await? == Some((id, true));
@@ -97,7 +97,7 @@ impl TenantDatabases<'_> {
     /// use.
     pub(crate) async fn installation(&self) -> Result<Uuid, InboxError> {
         const ID: &str = "SELECT installation_id FROM oncebox.installation";
-        const MAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_place) VALUES \
+        const MAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_dedicated) VALUES \
             ($1, false) ON CONFLICT DO NOTHING";
         if let Some(id) = sqlx::query_scalar(ID).fetch_optional(&self.0.pool).await? {
             return Ok(id);
@@ -111,11 +111,11 @@ impl TenantDatabases<'_> {
     /// # Errors
     /// `Invalid` where it does.
     pub async fn check_host_database(&self) -> Result<(), InboxError> {
-        let is_place: Option<bool> =
-            sqlx::query_scalar("SELECT is_place FROM oncebox.installation")
+        let is_dedicated: Option<bool> =
+            sqlx::query_scalar("SELECT is_dedicated FROM oncebox.installation")
                 .fetch_optional(&self.0.pool)
                 .await?;
-        if is_place == Some(true) {
+        if is_dedicated == Some(true) {
             return Err(InboxError::Invalid(
                 "this database holds the inbox of a tenant of another installation; give the host \
                     a database of its own"
@@ -197,7 +197,7 @@ async fn holder(connection: &mut PgConnection) -> Result<Option<(Uuid, bool)>, I
     if !sqlx::query_scalar(HAS_TABLE).fetch_one(&mut *connection).await? {
         return Ok(None);
     }
-    Ok(sqlx::query_as("SELECT installation_id, is_place FROM oncebox.installation")
+    Ok(sqlx::query_as("SELECT installation_id, is_dedicated FROM oncebox.installation")
         .fetch_optional(connection)
         .await?)
 }

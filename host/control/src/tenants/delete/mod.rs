@@ -205,7 +205,7 @@ impl Tenants<'_> {
             LEFT JOIN oncebox.host_consumer r ON r.host_id = h.host_id AND r.consumer_id = \
             c.consumer_id \
             WHERE h.seen_at > now() - interval '10 seconds' \
-                AND (r.run_state IS DISTINCT FROM 'stopped' OR r.run_revision < c.revision) ORDER \
+                AND (r.status IS DISTINCT FROM 'stopped' OR r.status_revision < c.revision) ORDER \
                 BY h.name";
         Ok(sqlx::query_scalar(LATE).bind(tenant.tenant_id).fetch_all(&self.0.pool).await?)
     }

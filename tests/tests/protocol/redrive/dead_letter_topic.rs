@@ -30,7 +30,7 @@ async fn every_dead_letter_is_copied_whoever_dies() {
     let fixture = HostFixture::with(Options { copies: true, ..Options::default() }).await.unwrap();
     let load = mixed(60);
     fixture.send(&load).await.unwrap();
-    let letters: BTreeMap<_, _> =
+    let dead_letters: BTreeMap<_, _> =
         load.messages().into_iter().filter(|(_, message)| message.work != Work::Pay).collect();
 
     let victim = fixture.start("a", &[("ONCEBOX_FAILPOINT", COPY_POINTS[0])]).unwrap();
@@ -51,13 +51,13 @@ async fn every_dead_letter_is_copied_whoever_dies() {
     let hosts = ["a", "b"].map(|name| fixture.start(name, &[]).unwrap());
     const COPIED: &str = "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND \
         copied_at = processed_at";
-    fixture.until(COPIED, letters.len() as i64).await.unwrap();
+    fixture.until(COPIED, dead_letters.len() as i64).await.unwrap();
     let copies = fixture.copies().await.unwrap();
     // S0-041, S3-023.
-    check_copies(&copies, &letters, &fixture.tenant.name);
+    check_copies(&copies, &dead_letters, &fixture.tenant.name);
     assert_eq!(
         copies.len(),
-        before + letters.len(),
+        before + dead_letters.len(),
         "what was not noted is copied again, and nothing else"
     );
 
@@ -79,10 +79,10 @@ async fn every_dead_letter_is_copied_whoever_dies() {
     let last = "SELECT count(*) FROM oncebox.inbox WHERE copied_at = processed_at AND processed_at \
         > \
         (SELECT max(at) FROM oncebox.inbox_history WHERE event = 'redriven')";
-    fixture.until(last, letters.len() as i64).await.unwrap();
+    fixture.until(last, dead_letters.len() as i64).await.unwrap();
     assert_eq!(
         fixture.copies().await.unwrap().len(),
-        before + 2 * letters.len(),
+        before + 2 * dead_letters.len(),
         "what failed again is copied again, by one host"
     );
     hosts[0].until_metric("oncebox_dead_letter_copies_failed_total", &[], 0.0).await.unwrap();
@@ -92,16 +92,16 @@ async fn every_dead_letter_is_copied_whoever_dies() {
     fixture.check().await.unwrap();
 }
 
-fn check_copies(copies: &[OwnedMessage], letters: &BTreeMap<&str, &Message>, tenant: &str) {
+fn check_copies(copies: &[OwnedMessage], dead_letters: &BTreeMap<&str, &Message>, tenant: &str) {
     let there: BTreeSet<_> =
         copies.iter().filter_map(|copy| header(copy, "oncebox-message-id")).collect();
     assert_eq!(
         there.iter().map(String::as_str).collect::<Vec<_>>(),
-        letters.keys().copied().collect::<Vec<_>>()
+        dead_letters.keys().copied().collect::<Vec<_>>()
     );
     for copy in copies {
         let id = header(copy, "id").expect("the record's own header");
-        let message = letters[id.as_str()];
+        let message = dead_letters[id.as_str()];
         assert_eq!(
             copy.payload().map(String::from_utf8_lossy).as_deref(),
             Some(&*message.payload())
