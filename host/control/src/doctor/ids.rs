@@ -98,7 +98,7 @@ impl Look<'_> {
             start = sqlx::query_as::<_, (i32, String)>(sqlx::AssertSqlSafe(place))
                 .fetch_optional(&mut *tx)
                 .await?;
-            tx.execute("SET LOCAL enable_sort = off").await?;
+            tx.execute("SET LOCAL enable_sort = off; SET LOCAL jit = off").await?;
         }
         let (consumer_id, message_id) = start.unwrap_or_default();
         let look = sqlx::query_as(LOOK)
