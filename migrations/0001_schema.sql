@@ -898,10 +898,10 @@ CREATE INDEX outgoing_due
 CREATE INDEX outgoing_due_free
     ON oncebox.outgoing (consumer_id, destination, next_attempt_at, position)
     WHERE lane IS NULL AND status IN ('received', 'failed_retryable');
--- What has to be sent first in a lane.
+-- What has to be sent first in a lane. Its condition is on the time, for no other index has the same:
+-- a plan that was made while nothing was open would read all of `outgoing_open` for each message.
 CREATE INDEX outgoing_lane ON oncebox.outgoing (destination, lane, due_at, position)
-    WHERE lane IS NOT NULL
-        AND status IN ('received', 'in_progress', 'failed_retryable', 'parked');
+    WHERE lane IS NOT NULL AND settled_at IS NULL;
 CREATE INDEX outgoing_leased ON oncebox.outgoing (locked_until) WHERE status = 'in_progress';
 -- What a consumer may cancel.
 CREATE INDEX outgoing_token ON oncebox.outgoing (consumer_id, cancel_token)

@@ -64,8 +64,7 @@ BEGIN
                 -- lane. A lane is a hash of tenant, destination and key, which finds the rows; a
                 -- key can be made for any hash, so that the three themselves are compared too.
                 SELECT true AS is_there FROM oncebox.outgoing e
-                WHERE e.lane = d.lane AND e.due_at <= d.due_at
-                  AND e.status IN ('received', 'in_progress', 'failed_retryable', 'parked')
+                WHERE e.lane = d.lane AND e.due_at <= d.due_at AND e.settled_at IS NULL
                   AND (e.due_at < d.due_at OR e.position < d.position)
                   AND (e.status <> 'parked' OR e.consumer_id = ANY (p_stopping))
                   AND e.destination = p_destination AND e.key = d.key
@@ -121,8 +120,7 @@ BEGIN
             AND v_looked < c_lanes LOOP
         v_looked := v_looked + 1;
         SELECT o.lane INTO s FROM oncebox.outgoing o
-        WHERE o.destination = p_destination AND o.lane > v_lane
-          AND o.status IN ('received', 'in_progress', 'failed_retryable', 'parked')
+        WHERE o.destination = p_destination AND o.lane > v_lane AND o.settled_at IS NULL
         ORDER BY o.lane LIMIT 1;
         IF NOT FOUND THEN
             EXIT WHEN v_has_wrapped;
@@ -135,8 +133,7 @@ BEGIN
         SELECT o.consumer_id, o.message_id, o.ordinal, o.bucket, o.status, o.next_attempt_at,
             octet_length(o.headers) + coalesce(octet_length(o.payload), 0) AS bytes INTO s
         FROM oncebox.outgoing o
-        WHERE o.lane = v_lane AND o.destination = p_destination
-          AND o.status IN ('received', 'in_progress', 'failed_retryable', 'parked')
+        WHERE o.lane = v_lane AND o.destination = p_destination AND o.settled_at IS NULL
           AND (o.status <> 'parked' OR o.consumer_id = ANY (p_stopping))
           AND EXISTS (SELECT FROM oncebox.consumer c
               WHERE c.consumer_id = o.consumer_id AND c.tenant_id = p_tenant)
