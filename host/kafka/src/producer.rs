@@ -209,7 +209,8 @@ const OUTGOING: [(&str, &str); 7] = [
     ("message.max.bytes", BYTES_MAX),
     ("topic.metadata.propagation.max.ms", OUTGOING_UNKNOWN_MS),
     ("queue.buffering.max.kbytes", OUTGOING_QUEUE_KB),
-    ("queue.buffering.max.ms", "5"),
+    // Those of a lease come within less.
+    ("queue.buffering.max.ms", "2"),
 ];
 
 fn future_record<'a>(topic: &'a str, new: &NewRecord<'a>) -> FutureRecord<'a, [u8], [u8]> {

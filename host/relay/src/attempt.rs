@@ -10,24 +10,25 @@ use tokio::{
 
 use crate::{metric::Labels, outcome::Sent, pair_state::PairEnd, row::OutgoingRow};
 
-/// Time for which the mark of a message waits for those of others that are under way.
+/// Shortest time for which the mark of a message waits for those of others that are under way.
 const TOGETHER: Duration = Duration::from_millis(2);
 
-/// A message after its attempt, with the name of its consumer.
+/// A message after its attempt, without its payload, and with the name of its consumer.
 pub(crate) struct Attempted {
     pub(crate) row: OutgoingRow,
     pub(crate) labels: Labels,
     pub(crate) sent: Sent,
 }
 
-/// Returns the attempt that has ended and those that end within a moment, for one transaction. One
-/// that panicked is in the log, and its lease runs out.
+/// Returns the attempt that has ended and those that end within a moment or before `until`, for one
+/// transaction. One that panicked is in the log, and its lease runs out.
 pub(crate) async fn gathered(
     first: Result<Attempted, JoinError>,
     under_way: &mut JoinSet<Attempted>,
+    until: Instant,
 ) -> Vec<Attempted> {
     let mut ended: Vec<_> = first.into_iter().collect();
-    let until = Instant::now() + TOGETHER;
+    let until = until.max(Instant::now() + TOGETHER);
     while let Ok(Some(next)) = timeout_at(until, under_way.join_next()).await {
         ended.extend(next);
     }

@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     metric::Gauges,
-    pair::{ENDING_MAX, PairKey, PairTask},
-    pair_state::{PairEnd, PairState},
+    pair::{ENDING_MAX, PairTask},
+    pair_state::{PairEnd, PairKey, PairState},
     relay::Shared,
     store::{LookStart, Store},
 };
@@ -139,6 +139,8 @@ impl DatabaseLoop {
             let task = PairTask {
                 shared: self.shared.clone(),
                 store: Arc::new(self.store.of_tenant(tenant_id)),
+                destination: key.destination.parse().ok(),
+                named: state.named(),
                 key: key.clone(),
                 is_probing: state.is_probing(),
                 stop: stop.clone(),

@@ -5,16 +5,17 @@
 //! closed.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, hash_map::Entry},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use oncebox_kafka::{ConsumerConfig, ConsumerError, NewRecord, ProduceError, Producer};
-use tokio::time::Instant;
+use tokio::{runtime::Handle, time::Instant};
 
 use crate::{
-    outcome::Sent, reason::OutgoingReason, record_headers::record_headers, row::OutgoingRow,
+    directory::TenantFacts, host::RelayHost, outcome::Sent, reason::OutgoingReason,
+    record_headers::record_headers, row::OutgoingRow,
 };
 
 /// A tenant, and the properties of a connection. The values may be passwords, so that this is never
@@ -46,10 +47,28 @@ impl Producers {
             cached.used = now;
             return Ok(cached.producer.clone());
         }
-        // Under the lock: the messages of a lease ask together, and one client is made for all.
+        // Under the lock: pairs of a tenant ask together, and one client is made for all.
         let producer = Arc::new(Producer::of_outgoing(config)?);
         known.insert(key, CachedProducer { producer: producer.clone(), used: now });
         Ok(producer)
+    }
+
+    /// Returns, by consumer, what the messages of a lease are sent to a topic with.
+    pub(crate) fn senders(
+        &self,
+        host: &dyn RelayHost,
+        tenant: &TenantFacts,
+        rows: &[OutgoingRow],
+    ) -> HashMap<i32, KafkaSender> {
+        let mut senders = HashMap::new();
+        for row in rows {
+            let Entry::Vacant(vacant) = senders.entry(row.consumer_id) else { continue };
+            let Some(emitter) = tenant.consumers.get(&row.consumer_id) else { continue };
+            let Some(policy) = &emitter.policy else { continue };
+            let config = host.kafka(&tenant.name, &emitter.name, policy);
+            vacant.insert(KafkaSender::new(self, config));
+        }
+        senders
     }
 
     /// Forgets a producer that has failed for good, unless another one has taken its place.
@@ -89,27 +108,48 @@ fn close(closed: Vec<CachedProducer>) {
     }
 }
 
-/// Sends a message to a topic, with the settings of the consumer that emitted it.
-pub(crate) async fn send(
-    producers: &Producers,
-    config: &ConsumerConfig,
-    topic: &str,
-    row: &OutgoingRow,
-) -> Sent {
-    let producer = match producers.of(config) {
-        Ok(producer) => producer,
-        Err(error) => return Sent::away(OutgoingReason::NoClient, error.to_string()),
-    };
-    let headers = record_headers(row, &config.tenant, &config.consumer);
-    let record =
-        NewRecord { key: row.key.as_deref(), headers: &headers, payload: row.payload.as_deref() };
-    match producer.send_outgoing(topic, &record).await {
-        Ok(()) => Sent::Confirmed,
-        Err(error) => {
-            if matches!(error, ProduceError::Broken(_)) {
-                producers.forget(config, &producer);
+/// What the messages of one consumer are sent to a topic with, for the time of a lease.
+pub(crate) struct KafkaSender {
+    config: ConsumerConfig,
+    /// The producer, or why there is none. It is there until this is dropped.
+    producer: Result<Option<Arc<Producer>>, ConsumerError>,
+}
+
+impl KafkaSender {
+    /// Looks the producer up for the settings of a consumer.
+    fn new(producers: &Producers, config: ConsumerConfig) -> Self {
+        Self { producer: producers.of(&config).map(Some), config }
+    }
+
+    /// Sends a message to a topic.
+    pub(crate) async fn send(&self, producers: &Producers, topic: &str, row: &OutgoingRow) -> Sent {
+        let producer = match &self.producer {
+            Ok(Some(producer)) => producer,
+            Ok(None) => return Sent::Unsent,
+            Err(error) => return Sent::away(OutgoingReason::NoClient, error.to_string()),
+        };
+        let headers = record_headers(row, &self.config.tenant, &self.config.consumer);
+        let (key, payload) = (row.key.as_deref(), row.payload.as_deref());
+        match producer.send_outgoing(topic, &NewRecord { key, headers: &headers, payload }).await {
+            Ok(()) => Sent::Confirmed,
+            Err(error) => {
+                if matches!(error, ProduceError::Broken(_)) {
+                    producers.forget(&self.config, producer);
+                }
+                Sent::of_kafka(error, row.attempt())
             }
-            Sent::of_kafka(error, row.attempt())
+        }
+    }
+}
+
+impl Drop for KafkaSender {
+    fn drop(&mut self) {
+        // The last one of a producer that was forgotten meanwhile.
+        let producer = self.producer.as_mut().ok().and_then(Option::take);
+        if let (Some(producer), Ok(runtime)) =
+            (producer.and_then(Arc::into_inner), Handle::try_current())
+        {
+            runtime.spawn_blocking(move || drop(producer));
         }
     }
 }

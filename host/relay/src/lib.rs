@@ -53,12 +53,21 @@
 //! emits. Order is that of what is committed: a transaction that began before another and commits
 //! after it may find that the other's message has gone. Messages without a key have no order.
 //!
-//! The price is that a lane sends one message in the time of a lease, a send and a mark. Lanes are
-//! independent of each other, and a pair has up to 500 messages under way.
+//! The price is that a lane sends one message in the time of a lease, a send, a mark and the rest of
+//! the pause between two leases. Lanes are independent of each other, and a pair has up to 500
+//! messages under way.
 //!
 //! A parked message lets its lane go on, unless its consumer's policy says `[outgoing] on_parked =
 //! "stop"`. Then the lane waits until an operator redrives or discards it. When the lane goes on, a
 //! redriven message comes after those that have passed it.
+//!
+//! # Pauses
+//!
+//! After a lease that took fewer messages to Kafka than it may, a pair pauses three times as long as
+//! the lease took, 50 ms at most. What is committed and what is answered meanwhile is leased and
+//! marked together. So a database that is busy has fewer leases, each of more messages, and where it
+//! is not, a message is under way a few milliseconds after its commit. Before its task ends, a pair
+//! of any destination pauses as long: the next commit that names it makes another task.
 //!
 //! # Cancel against lease
 //!

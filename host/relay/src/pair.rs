@@ -2,7 +2,9 @@
 //!
 //! Messages of a lease are sent at once: of each lane there is one. What the destination has
 //! answered is marked as it comes, and further messages are leased meanwhile. So a partition of a
-//! topic whose broker is away holds up its own messages, and no others.
+//! topic whose broker is away holds up its own messages, and no others. After a lease of few
+//! messages to Kafka is a pause. What is answered in it is marked in one transaction, before the
+//! next lease.
 //!
 //! What a process has leased has a bounded room in memory. A pair that has nothing under way waits
 //! for its part of it, and gives it back with each answer. So none holds room while it waits.
@@ -11,6 +13,7 @@
 //! this task waits for a turn to lease or to mark.
 
 use std::{
+    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -18,6 +21,7 @@ use std::{
     time::Duration,
 };
 
+use futures::FutureExt;
 use oncebox_model::{
     error::InboxError,
     hooks::{self, Defect},
@@ -25,9 +29,9 @@ use oncebox_model::{
     payload_key::PayloadKey,
 };
 use tokio::{
-    sync::OwnedSemaphorePermit,
+    sync::{Notify, OwnedSemaphorePermit},
     task::JoinSet,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -36,22 +40,21 @@ use crate::{
     backoff::AGAIN,
     directory::TenantFacts,
     http::{self, HttpFacts},
-    inbox, kafka,
+    inbox,
+    kafka::KafkaSender,
     metric::Labels,
     outcome::{Mark, Sent},
-    pair_state::PairEnd,
+    pair_state::{PairEnd, PairKey},
     reason::OutgoingReason,
     relay::Shared,
     row::OutgoingRow,
     store::{LEASE_KB, Store},
-    turn::{LeaseTerms, Turn, turn},
+    turn::{LeasePause, LeaseTerms, Turn, turn},
 };
 
-/// Pause between two looks for what is due, while messages are under way.
+/// Pause between two looks for what is due, while messages are under way and no commit names the
+/// pair.
 const LOOK: Duration = Duration::from_secs(1);
-/// Rest after a lease that found nothing, as a multiple of the time that it took; the longest one.
-const REST: u32 = 4;
-const REST_MAX: Duration = Duration::from_millis(50);
 /// Longest time that a message waits for others of its tenant that are under way to endpoints. It
 /// is well below a lease.
 const PLACE_MAX: Duration = Duration::from_secs(5);
@@ -60,20 +63,15 @@ const PLACE_MAX: Duration = Duration::from_secs(5);
 /// under way, and of their marks.
 pub(crate) const ENDING_MAX: Duration = Duration::from_secs(25);
 
-/// A tenant and a destination.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct PairKey {
-    /// Key of the tenant.
-    pub(crate) tenant_id: i32,
-    /// Destination, as rows hold it.
-    pub(crate) destination: String,
-}
-
 /// The task of a pair.
 pub(crate) struct PairTask {
     pub(crate) shared: Arc<Shared>,
     pub(crate) store: Arc<Store>,
     pub(crate) key: PairKey,
+    /// Destination of the pair; none where this host knows no such kind.
+    pub(crate) destination: Option<Destination>,
+    /// Signal that a commit has named the pair.
+    pub(crate) named: Arc<Notify>,
     /// Whether it only tries whether the destination is back.
     pub(crate) is_probing: bool,
     pub(crate) stop: CancellationToken,
@@ -81,13 +79,14 @@ pub(crate) struct PairTask {
     pub(crate) is_halted: AtomicBool,
 }
 
-/// What messages are leased and sent with.
-#[derive(Clone)]
+/// What the messages of a lease are sent with.
 struct LeaseFacts {
     tenant: Arc<TenantFacts>,
     terms: LeaseTerms,
     /// Key of the tenant's payload hashes, for what goes to an inbox.
     payload_key: Option<PayloadKey>,
+    /// By consumer, what goes to a topic.
+    kafka: HashMap<i32, KafkaSender>,
     /// Moment of the request for the lease, which is no later than its begin.
     asked_at: Instant,
 }
@@ -95,60 +94,45 @@ struct LeaseFacts {
 impl PairTask {
     /// Sends what is due, until nothing is left, the destination is away or the host stops.
     pub(crate) async fn drain(self: Arc<Self>) -> PairEnd {
-        let destination = self.key.destination.parse::<Destination>().ok();
         let mut under_way: JoinSet<Attempted> = JoinSet::new();
         let (mut end, mut confirmed_at) = (None, None::<Instant>);
-        let mut rest = Duration::ZERO;
+        let (mut pause, mut is_named) = (LeasePause::none(), false);
         loop {
             let leases = end.is_none() && !self.stop.is_cancelled();
             let probes = self.is_probing && confirmed_at.is_none();
-            let turn = match leases {
-                true => {
-                    let Shared { directory, endpoints, .. } = &*self.shared;
-                    let (pair, so_far) =
-                        ((self.key.tenant_id, destination.as_ref()), under_way.len());
-                    turn((directory, endpoints), pair, so_far, probes).await
-                }
-                false => Turn::Full,
+            let turn = match (leases, pause.left()) {
+                (false, _) => Turn::Full,
+                (true, Some(left)) => Turn::Wait(left),
+                (true, None) => self.turn(under_way.len(), probes).await,
             };
+            let mut again = LOOK;
             match turn {
                 Turn::Full => {}
                 Turn::End(ended) => end = Some(ended),
                 Turn::Wait(time) if under_way.is_empty() => {
-                    tokio::select! {
-                        () = self.stop.cancelled() => {}
-                        () = sleep(time) => {}
-                    }
+                    self.rest(Instant::now() + time).await;
                     continue;
                 }
-                Turn::Wait(_) => {}
-                Turn::Lease(terms) => match self.room(under_way.is_empty()).await {
-                    None => terms.give_back(terms.most),
-                    Some(room) => match self.lease(&terms, destination.as_ref()).await {
-                        Ok(Some((facts, rows))) => {
-                            rest = (facts.asked_at.elapsed() * REST).min(REST_MAX);
-                            terms.give_back(terms.most.saturating_sub(rows.len()));
-                            self.begin(&mut under_way, rows, &facts, destination.as_ref(), room);
-                        }
-                        Ok(None) => {
-                            terms.give_back(terms.most);
-                            end = Some(PairEnd::Resting);
-                        }
-                        Err(error) => {
-                            terms.give_back(terms.most);
-                            end = Some(PairEnd::Database(error.to_string()));
-                        }
-                    },
-                },
+                Turn::Wait(time) => again = if is_named { time } else { LOOK },
+                Turn::Lease(terms) => {
+                    // What was named so far is leased now.
+                    self.named.notified().now_or_never();
+                    is_named = false;
+                    end = self.begin(&mut under_way, &terms, &mut pause).await;
+                }
             }
             // One that is slow to end holds up none that becomes due meanwhile.
             let is_busy = leases && !under_way.is_empty();
             let ended = tokio::select! {
                 ended = under_way.join_next() => ended,
-                () = sleep(LOOK), if is_busy => continue,
+                () = self.named.notified(), if is_busy && !is_named => {
+                    is_named = true;
+                    continue;
+                }
+                () = sleep(again), if is_busy => continue,
             };
             let Some(first) = ended else { break };
-            let mut ended = gathered(first, &mut under_way).await;
+            let mut ended = gathered(first, &mut under_way, pause.lease_at).await;
             let mut judged = judge(&mut ended, &mut confirmed_at);
             if let Err(error) = self.mark(ended).await {
                 judged = Some(PairEnd::Database(error.to_string()));
@@ -159,13 +143,52 @@ impl PairTask {
             }
         }
         if end.is_none() {
-            // The next task leases again, also where commits name the pair all the time.
-            tokio::select! {
-                () = self.stop.cancelled() => {}
-                () = sleep(rest) => {}
-            }
+            // The next task leases at once, also where commits name the pair all the time.
+            self.rest(pause.end_at).await;
         }
         end.unwrap_or(PairEnd::Dry)
+    }
+
+    /// Returns what may be leased now.
+    async fn turn(&self, under_way: usize, probes: bool) -> Turn {
+        let Shared { directory, endpoints, .. } = &*self.shared;
+        let pair = (self.key.tenant_id, self.destination.as_ref());
+        turn((directory, endpoints), pair, under_way, probes).await
+    }
+
+    /// Waits until then, or until the host stops.
+    async fn rest(&self, until: Instant) {
+        tokio::select! {
+            () = self.stop.cancelled() => {}
+            () = sleep_until(until) => {}
+        }
+    }
+
+    /// Leases messages and begins to send them. Returns the end of the task where nothing more is
+    /// to be leased.
+    async fn begin(
+        self: &Arc<Self>,
+        under_way: &mut JoinSet<Attempted>,
+        terms: &LeaseTerms,
+        pause: &mut LeasePause,
+    ) -> Option<PairEnd> {
+        let Some(room) = self.room(under_way.is_empty()).await else {
+            terms.give_back(terms.most);
+            return None;
+        };
+        let (begun, end) = match self.lease(terms).await {
+            Ok(Some((facts, rows))) => {
+                // Kafka's client sends many together; a full lease leaves more that is due.
+                let gathers = matches!(self.destination, Some(Destination::Kafka { .. }))
+                    && rows.len() < terms.most;
+                *pause = LeasePause::after(facts.asked_at.elapsed(), gathers);
+                (self.begin_each(under_way, rows, facts, room), None)
+            }
+            Ok(None) => (0, Some(PairEnd::Resting)),
+            Err(error) => (0, Some(PairEnd::Database(error.to_string()))),
+        };
+        terms.give_back(terms.most.saturating_sub(begun));
+        end
     }
 
     /// Takes room for a lease. A pair with nothing under way waits for it; another one has none
@@ -181,25 +204,27 @@ impl PairTask {
         }
     }
 
-    /// Begins to send messages. Each keeps its part of the room until it has its answer.
-    fn begin(
+    /// Begins to send messages, and returns how many. Each keeps its part of the room until it has
+    /// its answer.
+    fn begin_each(
         self: &Arc<Self>,
         under_way: &mut JoinSet<Attempted>,
         rows: Vec<OutgoingRow>,
-        facts: &LeaseFacts,
-        destination: Option<&Destination>,
+        facts: LeaseFacts,
         mut room: OwnedSemaphorePermit,
-    ) {
+    ) -> usize {
+        let (begun, facts) = (rows.len(), Arc::new(facts));
         for row in rows {
             let part = room.split(row.kilobytes().min(room.num_permits()));
             let (task, facts) = (self.clone(), facts.clone());
-            let destination = destination.cloned();
             under_way.spawn(async move {
-                let attempted = task.attempt(row, facts, destination.as_ref()).await;
+                let mut attempted = task.attempt(row, &facts).await;
+                attempted.row.forget_content();
                 drop(part);
                 attempted
             });
         }
+        begun
     }
 
     /// Leases messages, and returns them with what they are sent with. None where the tenant sends
@@ -207,11 +232,10 @@ impl PairTask {
     async fn lease(
         &self,
         terms: &LeaseTerms,
-        destination: Option<&Destination>,
     ) -> Result<Option<(LeaseFacts, Vec<OutgoingRow>)>, InboxError> {
         let tenant = self.shared.directory.tenant(self.key.tenant_id).await?;
         let Some(tenant) = tenant.filter(|tenant| tenant.is_active) else { return Ok(None) };
-        let is_inbox = matches!(destination, Some(Destination::Inbox { .. }));
+        let is_inbox = matches!(self.destination, Some(Destination::Inbox { .. }));
         let payload_key = match is_inbox || terms.delivers_answers() {
             true => Some(self.shared.host.payload_key(&tenant.name).await?),
             false => None,
@@ -227,20 +251,20 @@ impl PairTask {
         }
         // None of its consumers may send: their messages stay due, and are looked at less often.
         let nobody_sends = rows.is_empty() && tenant.sending().is_empty();
-        let facts = LeaseFacts { tenant, terms: terms.clone(), payload_key, asked_at };
+        let Shared { producers, host, .. } = &*self.shared;
+        let kafka = match self.destination {
+            Some(Destination::Kafka { .. }) => producers.senders(&**host, &tenant, &rows),
+            _ => HashMap::new(),
+        };
+        let facts = LeaseFacts { tenant, terms: terms.clone(), payload_key, kafka, asked_at };
         Ok((!nobody_sends).then_some((facts, rows)))
     }
 
     /// Sends one message, unless no send is to begin any more.
-    async fn attempt(
-        &self,
-        row: OutgoingRow,
-        facts: LeaseFacts,
-        destination: Option<&Destination>,
-    ) -> Attempted {
+    async fn attempt(&self, row: OutgoingRow, facts: &LeaseFacts) -> Attempted {
         let emitter = facts.tenant.consumers.get(&row.consumer_id);
         let emitter = emitter.map(|consumer| consumer.name.clone()).unwrap_or_default();
-        let kind = destination.map_or("unknown", Destination::kind);
+        let kind = self.destination.as_ref().map_or("unknown", Destination::kind);
         let labels = Labels::new(&facts.tenant.name, &emitter, kind);
         let place = match &facts.terms.endpoint {
             Some(_) => {
@@ -256,7 +280,7 @@ impl PairTask {
             Sent::Unsent
         } else {
             hooks::point("outgoing:send:before");
-            self.send(&row, &facts, destination).await
+            self.send(&row, facts).await
         };
         match &sent {
             Sent::Confirmed | Sent::Answered(_) => hooks::point("outgoing:send:after"),
@@ -267,13 +291,8 @@ impl PairTask {
     }
 
     /// Sends one message to its destination, where that is still allowed.
-    async fn send(
-        &self,
-        row: &OutgoingRow,
-        facts: &LeaseFacts,
-        destination: Option<&Destination>,
-    ) -> Sent {
-        let Some(destination) = destination else {
+    async fn send(&self, row: &OutgoingRow, facts: &LeaseFacts) -> Sent {
+        let Some(destination) = &self.destination else {
             let text = format!("this host knows no destination `{}`", self.key.destination);
             return Sent::parked(OutgoingReason::UnknownDestination, text);
         };
@@ -317,13 +336,13 @@ impl PairTask {
         tenant: &TenantFacts,
         destination: &Destination,
     ) -> Sent {
-        let Some(emitter) = tenant.consumers.get(&row.consumer_id) else { return Sent::Unsent };
-        let Some(policy) = &emitter.policy else { return Sent::Unsent };
+        let emitter = tenant.consumers.get(&row.consumer_id);
+        let Some(emitter) = emitter.filter(|of| of.policy.is_some()) else { return Sent::Unsent };
         match destination {
-            Destination::Kafka { topic } => {
-                let config = self.shared.host.kafka(&tenant.name, &emitter.name, policy);
-                kafka::send(&self.shared.producers, &config, topic, row).await
-            }
+            Destination::Kafka { topic } => match facts.kafka.get(&row.consumer_id) {
+                Some(sender) => sender.send(&self.shared.producers, topic, row).await,
+                None => Sent::Unsent,
+            },
             Destination::Inbox { consumer } => {
                 let Some(target) = tenant.by_name(consumer) else {
                     let text = format!("tenant `{}` has no consumer `{consumer}`", tenant.name);

@@ -1,8 +1,8 @@
 //! The state of a pair between two of its tasks: whether one runs, and how long it rests.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use crate::backoff;
 
@@ -10,6 +10,15 @@ use crate::backoff;
 const REST: Duration = Duration::from_secs(1);
 /// Time after its rest for which a pair is remembered that had nothing due since.
 const KEPT: Duration = Duration::from_secs(60);
+
+/// A tenant and a destination.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct PairKey {
+    /// Key of the tenant.
+    pub(crate) tenant_id: i32,
+    /// Destination, as rows hold it.
+    pub(crate) destination: String,
+}
 
 /// The end of a pair's task.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,6 +54,8 @@ pub(crate) struct PairState {
     is_under_way: bool,
     /// Whether something was found due while a task worked on it.
     is_due_again: bool,
+    /// Signal to the task that works on it that something was found due.
+    named: Arc<Notify>,
     /// Tasks in a row that found the destination away.
     failures: u32,
     /// Tasks in a row that a database failed.
@@ -58,13 +69,20 @@ impl PairState {
     pub(crate) fn begins(&mut self, now: Instant) -> bool {
         if self.is_under_way {
             self.is_due_again = true;
+            self.named.notify_one();
             return false;
         }
         if self.rests_until.is_some_and(|until| until > now) {
             return false;
         }
         self.is_under_way = true;
+        self.named = Arc::default();
         true
+    }
+
+    /// Returns the signal to the task that has begun.
+    pub(crate) fn named(&self) -> Arc<Notify> {
+        self.named.clone()
     }
 
     /// Returns whether the next task only tries whether the destination is back.
@@ -118,6 +136,8 @@ impl PairState {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
+
     use super::*;
 
     fn away(has_confirmed: bool) -> PairEnd {
@@ -129,11 +149,16 @@ mod tests {
     #[test]
     fn one_task_works_on_a_pair_and_what_comes_meanwhile_is_seen() {
         let (mut pair, now) = (PairState::default(), Instant::now());
+        let is_named = |named: &Notify| named.notified().now_or_never().is_some();
         assert!(pair.begins(now));
+        let named = pair.named();
+        assert!(!is_named(&named));
         assert!(!pair.begins(now));
+        assert!(is_named(&named), "its task does not wait for its next look");
         assert!(!pair.is_forgettable(now));
         assert!(pair.ends(&PairEnd::Dry, now), "something was due meanwhile");
         assert!(pair.begins(now));
+        assert!(!is_named(&pair.named()), "the name was that of the task before");
         assert!(!pair.ends(&PairEnd::Dry, now));
         assert!(pair.is_forgettable(now));
     }

@@ -44,6 +44,11 @@ pub(crate) struct OutgoingRow {
 }
 
 impl OutgoingRow {
+    /// Drops what is sent: the mark does not need it, and may take long.
+    pub(crate) fn forget_content(&mut self) {
+        (self.key, self.payload, self.headers) = (None, None, Vec::new());
+    }
+
     /// Returns the number of this attempt, from 1.
     pub(crate) fn attempt(&self) -> u32 {
         u32::try_from(self.attempts).unwrap_or(0).max(1)

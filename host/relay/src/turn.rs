@@ -1,4 +1,4 @@
-//! The turn of a pair's task: how many messages it may lease now, and for how long.
+//! The turn of a pair's task: when it may lease, how many messages, and for how long.
 
 use std::time::Duration;
 
@@ -7,6 +7,7 @@ use oncebox_model::{
     error::InboxError,
     outgoing::{AnswerMode, Destination},
 };
+use tokio::time::Instant;
 
 use crate::{
     breaker::Admission,
@@ -22,6 +23,10 @@ const AT_ONCE_KAFKA: usize = 500;
 const AT_ONCE_INBOX: usize = 8;
 /// Messages of a pair that are under way at most, for an endpoint that is not there.
 const AT_ONCE_NOWHERE: usize = 8;
+/// Pause after a lease, as a multiple of the time that it took, and the longest one. What is
+/// committed meanwhile is leased together: a busy database has fewer leases, each of more messages.
+const PAUSE: u32 = 3;
+const PAUSE_MAX: Duration = Duration::from_millis(50);
 /// Time of a lease beyond the longest request to an endpoint, for the marks.
 const LEASE_MARGIN: Duration = Duration::from_secs(15);
 
@@ -48,6 +53,35 @@ pub(crate) enum Turn {
     Wait(Duration),
     /// It has to end.
     End(PairEnd),
+}
+
+/// The pause of a task after a lease.
+pub(crate) struct LeasePause {
+    /// Earliest moment of the next lease.
+    pub(crate) lease_at: Instant,
+    /// Earliest end of the task, after which another one may lease.
+    pub(crate) end_at: Instant,
+}
+
+impl LeasePause {
+    /// Returns a pause that is over.
+    pub(crate) fn none() -> Self {
+        let now = Instant::now();
+        Self { lease_at: now, end_at: now }
+    }
+
+    /// Returns the pause after a lease that took so long, and whether the next lease waits for it.
+    pub(crate) fn after(took: Duration, gathers: bool) -> Self {
+        let now = Instant::now();
+        let end_at = now + took.saturating_mul(PAUSE).min(PAUSE_MAX);
+        Self { lease_at: if gathers { end_at } else { now }, end_at }
+    }
+
+    /// Returns the time until the next lease; none where that may be now.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        let left = self.lease_at.checked_duration_since(Instant::now());
+        left.filter(|left| !left.is_zero())
+    }
 }
 
 impl LeaseTerms {
@@ -127,4 +161,22 @@ async fn opened(
         }
         error => PairEnd::Database(error.to_string()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // What could go wrong: commits that name a pair all the time make a lease for each, or a slow
+    // database stops the pair.
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_grows_with_its_lease_up_to_a_bound() {
+        let after = |ms, gathers| LeasePause::after(Duration::from_millis(ms), gathers);
+        assert_eq!(LeasePause::none().left(), None);
+        assert_eq!(after(10, true).left(), Some(Duration::from_millis(30)));
+        assert_eq!(after(1_000, true).left(), Some(PAUSE_MAX));
+        // The next lease does not wait; another task does.
+        assert_eq!(after(10, false).left(), None);
+        assert_eq!(after(10, false).end_at, Instant::now() + Duration::from_millis(30));
+    }
 }
