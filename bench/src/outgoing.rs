@@ -1,6 +1,6 @@
 //! Outgoing messages: the throughput of a handler that emits one of each message, the time from the
-//! commit to the broker's ack, and the drain of many that are due in one minute. A consumer with an
-//! outbox written by hand stands beside the host.
+//! commit until the broker has the record, and the drain of many that are due in one minute. A
+//! consumer with an outbox written by hand stands beside the host.
 //!
 //! A message counts when it is committed and its record is on the broker. Each run checks that the
 //! broker has one record of each message and no other.
@@ -8,7 +8,9 @@
 // Many outgoing messages that are due in one minute.
 mod timers;
 
-use anyhow::{Context, Result};
+use std::collections::HashMap;
+
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use sqlx::AssertSqlSafe;
 
@@ -18,10 +20,11 @@ use crate::{
     load::Workload,
     report::{Cell, RATE},
     run::{Bench, Job, check, finish},
-    sent,
+    sent::{self, SentRecord},
     servers::Database,
     steady::{PARTITIONS, load},
     throughput::{self, Pace},
+    trend::percentile,
     variants::{
         Batch,
         Variant::{self, ByHand, ByHandOutbox, ComponentEmitting, ComponentQuiet},
@@ -38,14 +41,13 @@ const DELAY_FACTOR: f64 = 5.0;
 pub struct Outgoing {
     /// Throughput and CPU, with and without an outgoing message of each message.
     pub cells: Vec<Cell>,
-    /// Time from commit to ack at half load, of the host and by hand.
+    /// Time from commit to broker at half load, of the host and by hand.
     pub delays: Vec<Delay>,
     /// Drain of what is due in one minute.
     pub timers: Timers,
 }
 
-/// Time from the commit of a message to the broker's ack of its outgoing message, as the sender
-/// sees it.
+/// Time from the commit of a message until the broker has taken its outgoing message.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Delay {
     /// The variant.
@@ -97,7 +99,7 @@ pub async fn measure(
         let delay = delay(bench, &variant, rate, DELAY_FACTOR * seconds).await;
         let delay = delay.with_context(what)?;
         eprintln!(
-            "from commit to ack at {rate:.0}/s: ({}) p50 {:.1} ms, p99 {:.1} ms",
+            "from commit to broker at {rate:.0}/s: ({}) p50 {:.1} ms, p99 {:.1} ms",
             variant.letter(),
             delay.p50_ms,
             delay.p99_ms
@@ -107,7 +109,8 @@ pub async fn measure(
     Ok(outgoing)
 }
 
-/// Sends messages at a rate for some seconds and measures the delay of what is sent of them.
+/// Sends messages at a rate for some seconds and measures the delay of what is sent of them: until
+/// the broker took it, by its own clock, in whole milliseconds that are not later than the true time.
 async fn delay(bench: &mut Bench, variant: &Variant, rate: f64, seconds: f64) -> Result<Delay> {
     let load = load(WARM_UP + (rate * seconds).max(1.0) as usize);
     let job = Job { variant: variant.clone(), load, batch: Batch::DEFAULT, log_statements: false };
@@ -118,25 +121,46 @@ async fn delay(bench: &mut Bench, variant: &Variant, rate: f64, seconds: f64) ->
     let (database, _) = finish(started, worked)?;
     check(&job, &database).await?;
     let brokers = bench.servers.kafka.bootstrap();
-    sent::checked(brokers, &group, variant, &load, &database).await?;
-    let (p50_ms, p99_ms, messages) = percentiles(&database, variant).await?;
+    let records = sent::checked(brokers, &group, variant, &load, &database).await?;
+    let delays = sorted_delays(&records, &commits(&database).await?);
     bench.servers.drop_database(database).await?;
-    Ok(Delay { variant: variant.clone(), rate, messages, p50_ms, p99_ms })
+    let (p50_ms, p99_ms) = (percentile(&delays, 0.5), percentile(&delays, 0.99));
+    let (variant, messages) = (variant.clone(), delays.len() as i64);
+    ensure!(messages > 0, "no message was measured");
+    Ok(Delay { variant, rate, messages, p50_ms, p99_ms })
 }
 
-/// Returns the median and the 99th percentile of the measured messages, milliseconds, and the
-/// number of these messages. The time ends where the sender writes down the ack: the begin of the
-/// transaction that marks the row, or by hand of its statement, which is later than the ack.
-async fn percentiles(database: &Database, variant: &Variant) -> Result<(f64, f64, i64)> {
+/// Returns the times of the commits of the measured messages, microseconds since the Unix epoch, by
+/// the key of their outgoing message.
+async fn commits(database: &Database) -> Result<HashMap<String, f64>> {
     let sql = format!(
-        "SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY ms), percentile_cont(0.99) WITHIN \
-            GROUP (ORDER BY ms), count(*) FROM (\
-         SELECT extract(epoch FROM s.at - pg_xact_commit_timestamp(o.xmin))::float8 * 1e3 AS ms \
-         FROM {}.orders o JOIN ({}) s ON s.cause = 'm-' || substr(o.id, 3) \
-         WHERE o.note NOT LIKE '0 %') t",
-        database.schema,
-        sent::rows_of(variant)
+        "SELECT 'm-' || substr(id, 3), extract(epoch FROM pg_xact_commit_timestamp(xmin))::float8 \
+            * 1e6 FROM {}.orders WHERE note NOT LIKE '0 %'",
+        database.schema
     );
-    let query = sqlx::query_as(AssertSqlSafe(sql));
-    query.fetch_one(&mut database.connect().await?).await.context("there are no delays")
+    let query = sqlx::query_as::<_, (String, f64)>(AssertSqlSafe(sql));
+    Ok(query.fetch_all(&mut database.connect().await?).await?.into_iter().collect())
+}
+
+/// Returns the times from the commits to the records, milliseconds, in ascending order. Records of
+/// other messages are passed over.
+fn sorted_delays(records: &[SentRecord], commits: &HashMap<String, f64>) -> Vec<f64> {
+    let delay = |record: &SentRecord| Some((record.at_us - commits.get(&record.key)?) / 1e3);
+    let mut delays: Vec<f64> = records.iter().filter_map(delay).collect();
+    delays.sort_by(f64::total_cmp);
+    delays
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // What could go wrong: the delay is taken from the commit of another message.
+    #[test]
+    fn a_delay_is_from_the_commit_of_its_own_message() {
+        let record = |key: &str, at_us| SentRecord { key: key.to_owned(), at_us };
+        let records = [record("a", 9_000.0), record("warm-up", 1.0), record("b", 8_000.0)];
+        let commits = [("a", 2_000.0), ("b", 3_500.0)].map(|(key, at)| (key.to_owned(), at));
+        assert_eq!(sorted_delays(&records, &commits.into()), [4.5, 7.0]);
+    }
 }

@@ -49,7 +49,7 @@ fn throughput(report: &Report) -> Table {
 
 fn delays(report: &Report) -> Table {
     let header = ["variant", "p50", "p99", "messages", "messages/s"];
-    let mut table = Table::new("from commit to the broker's ack, at half load", &header);
+    let mut table = Table::new("from commit to broker, at half load", &header);
     for delay in report.outgoing.iter().flat_map(|outgoing| &outgoing.delays) {
         table.rows.push(vec![
             name(&delay.variant),
