@@ -209,7 +209,7 @@ const OUTGOING: [(&str, &str); 7] = [
     ("message.max.bytes", BYTES_MAX),
     ("topic.metadata.propagation.max.ms", OUTGOING_UNKNOWN_MS),
     ("queue.buffering.max.kbytes", OUTGOING_QUEUE_KB),
-    // Those of a lease come within less.
+    // The messages of a lease come together, so there is little to wait for.
     ("queue.buffering.max.ms", "2"),
 ];
 

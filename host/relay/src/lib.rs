@@ -63,11 +63,12 @@
 //!
 //! # Pauses
 //!
-//! After a lease that took fewer messages to Kafka than it may, a pair pauses three times as long as
-//! the lease took, 50 ms at most. What is committed and what is answered meanwhile is leased and
-//! marked together. So a database that is busy has fewer leases, each of more messages, and where it
-//! is not, a message is under way a few milliseconds after its commit. Before its task ends, a pair
-//! of any destination pauses as long: the next commit that names it makes another task.
+//! After a lease of messages to Kafka that took fewer than it may, or of any that found none, a pair
+//! pauses three times as long as the lease took, 50 ms at most. What is committed and what is
+//! answered meanwhile is leased and marked together. So a database that is busy has fewer leases,
+//! each of more messages, and where it is not, a message is under way a few milliseconds after its
+//! commit. Before its task ends, a pair of any destination pauses as long: the next commit that
+//! names it makes another task.
 //!
 //! # Cancel against lease
 //!

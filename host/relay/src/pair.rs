@@ -52,8 +52,7 @@ use crate::{
     turn::{LeasePause, LeaseTerms, Turn, turn},
 };
 
-/// Pause between two looks for what is due, while messages are under way and no commit names the
-/// pair.
+/// Pause between two looks for what is due, while messages are under way and nothing names the pair.
 const LOOK: Duration = Duration::from_secs(1);
 /// Longest time that a message waits for others of its tenant that are under way to endpoints. It
 /// is well below a lease.
@@ -70,7 +69,7 @@ pub(crate) struct PairTask {
     pub(crate) key: PairKey,
     /// Destination of the pair; none where this host knows no such kind.
     pub(crate) destination: Option<Destination>,
-    /// Signal that a commit has named the pair.
+    /// Signal that the pair was found due while this task works on it.
     pub(crate) named: Arc<Notify>,
     /// Whether it only tries whether the destination is back.
     pub(crate) is_probing: bool,
@@ -117,8 +116,11 @@ impl PairTask {
                 Turn::Lease(terms) => {
                     // What was named so far is leased now.
                     self.named.notified().now_or_never();
-                    is_named = false;
                     end = self.begin(&mut under_way, &terms, &mut pause).await;
+                    is_named = pause.leaves_more;
+                    if is_named && end.is_none() {
+                        continue;
+                    }
                 }
             }
             // One that is slow to end holds up none that becomes due meanwhile.
@@ -172,16 +174,19 @@ impl PairTask {
         terms: &LeaseTerms,
         pause: &mut LeasePause,
     ) -> Option<PairEnd> {
+        pause.leaves_more = false;
         let Some(room) = self.room(under_way.is_empty()).await else {
             terms.give_back(terms.most);
             return None;
         };
         let (begun, end) = match self.lease(terms).await {
             Ok(Some((facts, rows))) => {
-                // Kafka's client sends many together; a full lease leaves more that is due.
-                let gathers = matches!(self.destination, Some(Destination::Kafka { .. }))
-                    && rows.len() < terms.most;
-                *pause = LeasePause::after(facts.asked_at.elapsed(), gathers);
+                let kilobytes: usize = rows.iter().map(OutgoingRow::kilobytes).sum();
+                let is_full = rows.len() >= terms.most || kilobytes >= LEASE_KB as usize;
+                // Kafka's client sends many together.
+                let is_kafka = matches!(self.destination, Some(Destination::Kafka { .. }));
+                let gathers = !is_full && (is_kafka || rows.is_empty());
+                *pause = LeasePause::after(facts.asked_at.elapsed(), gathers, is_full);
                 (self.begin_each(under_way, rows, facts, room), None)
             }
             Ok(None) => (0, Some(PairEnd::Resting)),
@@ -252,8 +257,8 @@ impl PairTask {
         // None of its consumers may send: their messages stay due, and are looked at less often.
         let nobody_sends = rows.is_empty() && tenant.sending().is_empty();
         let Shared { producers, host, .. } = &*self.shared;
-        let kafka = match self.destination {
-            Some(Destination::Kafka { .. }) => producers.senders(&**host, &tenant, &rows),
+        let kafka = match (&self.destination, tenant.allows(destination)) {
+            (Some(Destination::Kafka { .. }), true) => producers.senders(&**host, &tenant, &rows),
             _ => HashMap::new(),
         };
         let facts = LeaseFacts { tenant, terms: terms.clone(), payload_key, kafka, asked_at };

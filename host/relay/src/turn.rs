@@ -61,20 +61,22 @@ pub(crate) struct LeasePause {
     pub(crate) lease_at: Instant,
     /// Earliest end of the task, after which another one may lease.
     pub(crate) end_at: Instant,
+    /// Whether the lease took as much as it may, so that more may be due.
+    pub(crate) leaves_more: bool,
 }
 
 impl LeasePause {
     /// Returns a pause that is over.
     pub(crate) fn none() -> Self {
         let now = Instant::now();
-        Self { lease_at: now, end_at: now }
+        Self { lease_at: now, end_at: now, leaves_more: false }
     }
 
-    /// Returns the pause after a lease that took so long, and whether the next lease waits for it.
-    pub(crate) fn after(took: Duration, gathers: bool) -> Self {
+    /// Returns the pause after a lease that took so long. With `gathers` the next lease waits for it.
+    pub(crate) fn after(took: Duration, gathers: bool, leaves_more: bool) -> Self {
         let now = Instant::now();
         let end_at = now + took.saturating_mul(PAUSE).min(PAUSE_MAX);
-        Self { lease_at: if gathers { end_at } else { now }, end_at }
+        Self { lease_at: if gathers { end_at } else { now }, end_at, leaves_more }
     }
 
     /// Returns the time until the next lease; none where that may be now.
@@ -171,7 +173,7 @@ mod tests {
     // database stops the pair.
     #[tokio::test(start_paused = true)]
     async fn a_pause_grows_with_its_lease_up_to_a_bound() {
-        let after = |ms, gathers| LeasePause::after(Duration::from_millis(ms), gathers);
+        let after = |ms, gathers| LeasePause::after(Duration::from_millis(ms), gathers, false);
         assert_eq!(LeasePause::none().left(), None);
         assert_eq!(after(10, true).left(), Some(Duration::from_millis(30)));
         assert_eq!(after(1_000, true).left(), Some(PAUSE_MAX));
