@@ -2196,6 +2196,12 @@ fn asked(tenant_id: i32) -> AdmissionRequest {
     }
 }
 
+/// Returns the time for what must not happen. A defect has as long as a busy machine may take for
+/// it; without one a moment is enough, for nothing is to be seen.
+fn moment(defect: Option<&Defect>) -> Duration {
+    Duration::from_millis(if defect.is_some() { 20_000 } else { 500 })
+}
+
 /// A place for a tenant's next transaction, where it gets one before others end theirs.
 async fn place(scheduler: &Scheduler, tenant_id: i32) -> Option<Admission> {
     timeout(Duration::from_millis(300), scheduler.admit(asked(tenant_id))).await.ok()
@@ -2256,12 +2262,14 @@ async fn held_back(defect: Option<&Defect>) {
     fixture.execute("UPDATE oncebox.inbox SET next_attempt_at = now()").await;
     let stop = CancellationToken::new();
     let worker = tokio::spawn(retry::work(host, stop.clone()));
-    sleep(Duration::from_secs(1)).await;
-    assert_eq!(
-        fixture.number("SELECT sum(epoch)::int8 FROM oncebox.inbox").await,
-        0,
-        "leases that are given back"
-    );
+    const EPOCHS: &str = "SELECT sum(epoch)::int8 FROM oncebox.inbox";
+    let _ = timeout(moment(defect), async {
+        while fixture.number(EPOCHS).await == 0 {
+            sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    assert_eq!(fixture.number(EPOCHS).await, 0, "leases that are given back");
     stop.cancel();
     worker.await.unwrap();
     fixture.finish().await;
@@ -2413,7 +2421,7 @@ async fn cancel_beside_a_relay(defect: Option<&Defect>) {
         is_cancelled
     });
     // Time to answer, or to wait for the row.
-    let _ = timeout(Duration::from_millis(300), async {
+    let _ = timeout(moment(defect), async {
         while !cancelling.is_finished() {
             sleep(Duration::from_millis(5)).await;
         }
@@ -2559,10 +2567,15 @@ async fn silent_endpoint(defect: Option<&Defect>) {
     deliver(&emitting_host(&fixture, &consumer), &[emitting(0, "a", &[line, line])]).await;
     let relay = TestRelay::start(&fixture, "relay").await;
     fixture.until("SELECT bool_or(status = 'completed') FROM oncebox.outgoing").await;
-    // Time for a request that must not come, and far less than the endpoint has for its answer.
-    sleep(Duration::from_secs(1)).await;
-    let calls: Vec<_> = provider.ledger().values().map(|entry| entry.calls).collect();
-    assert_eq!(calls, [1, 1], "a message is sent twice");
+    // Far less than the endpoint has for its answer.
+    let calls = || provider.ledger().values().map(|entry| entry.calls).collect::<Vec<_>>();
+    let _ = timeout(moment(defect), async {
+        while calls() == [1, 1] {
+            sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    assert_eq!(calls(), [1, 1], "a message is sent twice");
     relay.kill(&fixture).await;
     fixture.finish().await;
 }
@@ -2724,7 +2737,12 @@ async fn replay_of_key(defect: Option<&Defect>) {
     let live = tokio::spawn(async move { deliver(&live, &[running]).await });
     fixture.script.gate("g").reached(1).await;
     let replaying = tokio::spawn(async move { replay::work_off(&host).await });
-    sleep(Duration::from_millis(500)).await;
+    let _ = timeout(moment(defect), async {
+        while fixture.script.runs("a").len() < 2 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
     assert_eq!(fixture.script.runs("a").len(), 1, "{PASSED}");
     fixture.script.gate("g").open();
     live.await.unwrap();
