@@ -563,9 +563,10 @@ pub async fn open(host: &Arc<ConsumerInbox>, next_offset: i64) -> PartitionInbox
     PartitionInbox::open(host.clone(), "t", 0, next_offset).await.expect("the partition")
 }
 
-/// Offer records until all are settled, again after an error. The answer lists the errors.
+/// Offers records until all are settled, again after an error. It ends after a pause without
+/// progress. The answer lists the errors.
 pub async fn drive(partition: &mut PartitionInbox, records: &[Record]) -> Vec<InboxError> {
-    let (mut settled, mut errors, deadline) = (0, Vec::new(), Instant::now() + DEADLINE);
+    let (mut settled, mut errors, mut deadline) = (0, Vec::new(), Instant::now() + DEADLINE);
     while settled < records.len() {
         assert!(
             Instant::now() < deadline,
@@ -578,7 +579,10 @@ pub async fn drive(partition: &mut PartitionInbox, records: &[Record]) -> Vec<In
         partition.ready(&records[settled..]).await;
         match partition.process(&records[settled..]).await {
             Ok(0) => panic!("no progress at record {settled}"),
-            Ok(count) => settled += count,
+            Ok(count) => {
+                settled += count;
+                deadline = Instant::now() + DEADLINE;
+            }
             Err(error) => {
                 errors.push(error);
                 sleep(Duration::from_millis(20)).await;
