@@ -114,7 +114,7 @@ impl PairTask {
                 }
                 Turn::Wait(time) => again = if is_named { time } else { LOOK },
                 Turn::Lease(terms) => {
-                    // What was named so far is leased now.
+                    // What was named so far is leased now, or without room at the next look.
                     self.named.notified().now_or_never();
                     end = self.begin(&mut under_way, &terms, &mut pause).await;
                     is_named = pause.leaves_more;
