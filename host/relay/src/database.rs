@@ -1,9 +1,9 @@
 //! The loop of one database: finds the pairs with something due, and begins a task for each.
 //!
 //! The host names the pairs for which it has committed messages that are due. Their tasks begin at
-//! once, or after the pause of the task before; a task that runs is told. Beside that it looks every
-//! second. A look asks what is unsent, so that it finds what becomes due, what other hosts left, and
-//! leases that ran out.
+//! once, or after the pause of the task before; a task that runs is told. Beside that it looks
+//! every second. A look asks what is unsent, so that it finds what becomes due, what other hosts
+//! left, and leases that ran out.
 
 use std::{
     collections::HashMap,
