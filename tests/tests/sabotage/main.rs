@@ -2196,10 +2196,16 @@ fn asked(tenant_id: i32) -> AdmissionRequest {
     }
 }
 
-/// Returns the time for what must not happen. A defect has as long as a busy machine may take for
-/// it; without one a moment is enough, for nothing is to be seen.
-fn moment(defect: Option<&Defect>) -> Duration {
-    Duration::from_millis(if defect.is_some() { 20_000 } else { 500 })
+/// Waits for what must not happen. A defect has as long as a busy machine may take for it; without
+/// one a moment is enough, for nothing is to be seen. The caller judges what is there then.
+async fn awaited(defect: Option<&Defect>, mut has_happened: impl AsyncFnMut() -> bool) {
+    let most = Duration::from_millis(if defect.is_some() { 20_000 } else { 500 });
+    let _ = timeout(most, async {
+        while !has_happened().await {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
 }
 
 /// A place for a tenant's next transaction, where it gets one before others end theirs.
@@ -2263,12 +2269,7 @@ async fn held_back(defect: Option<&Defect>) {
     let stop = CancellationToken::new();
     let worker = tokio::spawn(retry::work(host, stop.clone()));
     const EPOCHS: &str = "SELECT sum(epoch)::int8 FROM oncebox.inbox";
-    let _ = timeout(moment(defect), async {
-        while fixture.number(EPOCHS).await == 0 {
-            sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    awaited(defect, async || fixture.number(EPOCHS).await > 0).await;
     assert_eq!(fixture.number(EPOCHS).await, 0, "leases that are given back");
     stop.cancel();
     worker.await.unwrap();
@@ -2421,12 +2422,7 @@ async fn cancel_beside_a_relay(defect: Option<&Defect>) {
         is_cancelled
     });
     // Time to answer, or to wait for the row.
-    let _ = timeout(moment(defect), async {
-        while !cancelling.is_finished() {
-            sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
+    awaited(defect, async || cancelling.is_finished()).await;
     relay.commit().await.unwrap();
     let is_cancelled = bounded(cancelling).await.unwrap().unwrap();
     let status = caused_by(&fixture, "a").await.status;
@@ -2569,12 +2565,7 @@ async fn silent_endpoint(defect: Option<&Defect>) {
     fixture.until("SELECT bool_or(status = 'completed') FROM oncebox.outgoing").await;
     // Far less than the endpoint has for its answer.
     let calls = || provider.ledger().values().map(|entry| entry.calls).collect::<Vec<_>>();
-    let _ = timeout(moment(defect), async {
-        while calls() == [1, 1] {
-            sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    awaited(defect, async || calls() != [1, 1]).await;
     assert_eq!(calls(), [1, 1], "a message is sent twice");
     relay.kill(&fixture).await;
     fixture.finish().await;
@@ -2737,12 +2728,7 @@ async fn replay_of_key(defect: Option<&Defect>) {
     let live = tokio::spawn(async move { deliver(&live, &[running]).await });
     fixture.script.gate("g").reached(1).await;
     let replaying = tokio::spawn(async move { replay::work_off(&host).await });
-    let _ = timeout(moment(defect), async {
-        while fixture.script.runs("a").len() < 2 {
-            sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
+    awaited(defect, async || fixture.script.runs("a").len() > 1).await;
     assert_eq!(fixture.script.runs("a").len(), 1, "{PASSED}");
     fixture.script.gate("g").open();
     live.await.unwrap();
