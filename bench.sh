@@ -13,21 +13,19 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-profile=dev folder=debug
+profile=measure
 arguments=()
 for argument in "$@"; do
-    if [[ $argument == --release ]]; then profile=release folder=release; else arguments+=("$argument"); fi
+    if [[ $argument == --release ]]; then profile=release; else arguments+=("$argument"); fi
 done
 
 ./scripts/install.sh host tests
 
 # The programs that are measured are built without the tests' fail points, which the programs that
-# measure switch on: hence two builds. Built programs are copied aside, since both are called `oncebox`.
-build=(cargo build --quiet --profile "$profile")
-if [[ $profile == dev ]]; then build+=(--config bench/profile.toml); fi
-CARGO_INCREMENTAL=0 "${build[@]}" -p oncebox-cli -p oncebox-bench-consumer --bins
+# measure switch on: hence two builds.
+cargo build --quiet --profile "$profile" -p oncebox-cli -p oncebox-bench-consumer --bins
 mkdir -p target/bench/bin
-cp "target/$folder/oncebox" "target/$folder/bench-consumer" target/bench/bin/
+cp "target/$profile/oncebox" "target/$profile/bench-consumer" target/bench/bin/
 cargo build --quiet --workspace --bin bench # with the features of everything, as the tests are built
 
 if command -v npm >/dev/null && ! cmp -s bench/node/package-lock.json target/bench/node/package-lock.json; then

@@ -65,7 +65,7 @@ pub struct Options {
     #[arg(long, default_value = "target/bench/bin", hide = true)]
     pub bin: PathBuf,
     /// The profile that compiled them, for the report.
-    #[arg(long, default_value = "dev", hide = true)]
+    #[arg(long, default_value = "measure", hide = true)]
     pub profile: String,
 }
 

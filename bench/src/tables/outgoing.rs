@@ -112,7 +112,7 @@ mod tests {
             processor: "p".to_owned(),
             cores: 2,
             postgres: "15".to_owned(),
-            profile: "dev".to_owned(),
+            profile: "measure".to_owned(),
             rounds: 1,
             seconds: 1.0,
         });
