@@ -796,6 +796,69 @@ CREATE TABLE oncebox.replay_failure (
 );
 CREATE INDEX replay_failure_of_message ON oncebox.replay_failure (message_id);
 
+-- Jobs -------------------------------------------------------------------------------------------
+
+-- Actions of operators on all messages that a filter selects. Any host leases a job and works on it
+-- page by page; each page, its counts and its place are one transaction.
+CREATE TABLE oncebox.job (
+    job_id                bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    tenant_id             int NOT NULL REFERENCES oncebox.tenant ON DELETE CASCADE,
+    -- Null: outgoing messages of every consumer of the tenant. Never changes.
+    consumer_id           int REFERENCES oncebox.consumer ON DELETE CASCADE,
+    -- What it does with its messages. Never changes.
+    action                text NOT NULL CONSTRAINT job_action_known CHECK (action IN
+        ('redrive', 'retry', 'discard', 'outgoing_redrive', 'outgoing_discard')),
+    -- `running`: hosts work on it. `paused`: they do not, until an operator resumes it. `done`: it
+    -- came to its end. `cancelled`: an operator ended it.
+    state                 text NOT NULL DEFAULT 'running' CONSTRAINT job_state_known
+        CHECK (state IN ('running', 'paused', 'done', 'cancelled')),
+    -- Messages that it selects: {"reason": …, "event_type": …, "ids": […]}, as far as members are
+    -- given. Never changes.
+    filter                jsonb NOT NULL,
+    -- Latest time by which a message was received, or became a dead letter. A message that fails
+    -- again while the job runs is left alone. Never changes.
+    as_of                 timestamptz NOT NULL DEFAULT now(),
+    -- Most messages per second. Null: no limit. Never changes.
+    rate                  int CONSTRAINT job_rate_positive CHECK (rate > 0),
+    -- Operator who started it, with the reason. Never change.
+    actor                 text NOT NULL,
+    reason                text NOT NULL,
+    -- Messages that were counted before the start, and whether those were all.
+    estimate              bigint NOT NULL,
+    is_counted_whole      boolean NOT NULL,
+    began_at              timestamptz NOT NULL DEFAULT now(),
+    ended_at              timestamptz,
+    -- Pass over the messages, from 1, and the place in it behind the last page.
+    pass                  int NOT NULL DEFAULT 1,
+    cursor                jsonb NOT NULL DEFAULT '{}',
+    -- Pages so far. A host that knows an older number has lost its place.
+    step                  bigint NOT NULL DEFAULT 0,
+    -- Messages that were changed so far, and in this pass.
+    changed               bigint NOT NULL DEFAULT 0,
+    changed_in_pass       bigint NOT NULL DEFAULT 0,
+    -- Messages that this pass left out, by reason: {"no_record": 3}.
+    left_out              jsonb NOT NULL DEFAULT '{}',
+    -- Hosts that ended while they had it, and pages that failed, since the last page.
+    crashes               int NOT NULL DEFAULT 0,
+    -- Why hosts paused it, or the text of the last page that failed. Null: neither.
+    note                  text,
+    -- Time of the last lease: hosts work on jobs in turn. Null: none yet.
+    leased_at             timestamptz,
+    -- End of the lease, and the host that has it. Null: no host has it.
+    locked_until          timestamptz,
+    locked_by             text,
+    -- Leases so far. A host whose epoch is lower has lost it.
+    epoch                 bigint NOT NULL DEFAULT 0,
+    CONSTRAINT job_inbox_has_consumer
+        CHECK (consumer_id IS NOT NULL OR starts_with(action, 'outgoing_')),
+    CONSTRAINT job_lease_has_end CHECK ((locked_until IS NULL) = (locked_by IS NULL)),
+    CONSTRAINT job_lease_is_running CHECK (locked_until IS NULL OR state = 'running'),
+    CONSTRAINT job_end_has_time
+        CHECK ((ended_at IS NOT NULL) = (state IN ('done', 'cancelled')))
+);
+CREATE INDEX job_open ON oncebox.job (tenant_id) WHERE state IN ('running', 'paused');
+CREATE INDEX job_of_tenant ON oncebox.job (tenant_id, job_id DESC);
+
 -- Outgoing messages ------------------------------------------------------------------------------
 
 -- A row per message that a handler sent. The completion of its cause inserts it; a relay, a cancel

@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use oncebox_control::{Action, BulkAction, Control, Filter};
+use oncebox_control::{Action, Control, JobAction, JobFilter, NewJob};
 use oncebox_model::MessageStatus;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -53,8 +53,8 @@ const INTERVAL: Duration = Duration::from_secs(10);
 const SAMPLES_A_LINE: u32 = 6;
 /// Longest time between both deliveries of a message, seconds: it is remembered for far longer.
 const DUPLICATE_WITHIN_S: f64 = 5.0;
-/// Messages that one action of the operator changes.
-const ACTED_AT_ONCE: u32 = 1_000;
+/// Pause between two looks at a job of the operator.
+const JOB_LOOK: Duration = Duration::from_millis(100);
 /// Longest time after the load until nothing is open any more.
 const DEADLINE: Duration = Duration::from_secs(180);
 const NOTE: &str = "soak";
@@ -331,25 +331,26 @@ impl Operator {
 
     /// Acts on all messages of a status and a reason. Returns how many there were.
     async fn act(&self, action: Action, status: MessageStatus, reason: &str) -> Result<i64> {
-        let filter =
-            Filter { status: Some(status), reason: Some(reason.to_owned()), ..Filter::default() };
-        let bulk = BulkAction {
-            action,
-            filter,
-            message_ids: Vec::new(),
-            reason: "benchmark".to_owned(),
-            as_of: None,
-            limit: ACTED_AT_ONCE,
+        let filter = JobFilter {
+            status: Some(status.as_str().to_owned()),
+            reason: Some(reason.to_owned()),
+            ..JobFilter::default()
         };
-        let mut changed = 0;
-        loop {
-            let result =
-                self.control.messages().act_on_messages(&self.tenant, CONSUMER, &bulk).await?;
-            changed += result.changed;
-            if result.changed < i64::from(ACTED_AT_ONCE) {
-                return Ok(changed);
-            }
+        let new = NewJob {
+            action: JobAction::Inbox(action),
+            consumer: Some(CONSUMER.to_owned()),
+            filter,
+            reason: "benchmark".to_owned(),
+            rate: None,
+        };
+        let jobs = self.control.jobs();
+        let mut job = jobs.start(&self.tenant, &new).await?;
+        while job.state == "running" {
+            sleep(JOB_LOOK).await;
+            job = jobs.show(&self.tenant, job.job_id).await?;
         }
+        ensure!(job.state == "done", "job {} is {}: {:?}", job.job_id, job.state, job.note);
+        Ok(job.changed)
     }
 
     /// Visits until no message is open. A message that is open for another reason than a fault of

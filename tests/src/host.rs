@@ -18,7 +18,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use oncebox_control::{Control, DatabaseUrl, MasterKey, NewDeployment, Tenant};
+use oncebox_control::{Control, DatabaseUrl, Job, MasterKey, NewDeployment, NewJob, Tenant};
 use oncebox_devkit::local::{free_port, process::Child};
 use oncebox_model::policy::Policy;
 use rdkafka::{
@@ -37,6 +37,7 @@ use crate::{
     coverage,
     http::{self, Response},
     inbox,
+    job::carry_out,
     kafka::KafkaServer,
     load::{Found, Load, Message, Violation, Work},
     postgres::{TestDatabase, admin_url},
@@ -743,6 +744,11 @@ impl HostFixture {
             .fetch_one(&self.pool)
             .await
             .with_context(|| format!("failed: `{sql}`"))
+    }
+
+    /// A job of the fixture's tenant, carried out by its hosts or by the test.
+    pub async fn job(&self, new: &NewJob) -> Result<Job> {
+        carry_out(&self.control, &self.tenant.name, new).await
     }
 
     /// Statements of a superuser, filled in like [`Self::number`].

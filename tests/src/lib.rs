@@ -10,6 +10,7 @@ pub mod guests;
 pub mod host;
 pub mod http;
 pub mod inbox;
+pub mod job;
 pub mod kafka;
 pub mod load;
 pub mod lookup3;

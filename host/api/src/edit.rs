@@ -9,10 +9,10 @@ use utoipa::ToSchema;
 
 use crate::{
     auth::Caller,
-    bulk::check_reason,
     error::ApiError,
     extract::{Json as Body, Path},
     inbox::InboxDetailBody,
+    jobs::check_reason,
 };
 
 /// The new payload of a dead letter: one of `payload` and `payload_base64`.

@@ -8,9 +8,9 @@ use utoipa::ToSchema;
 
 use crate::{
     auth::Caller,
-    bulk::check_reason,
     error::ApiError,
     extract::{self, Path},
+    jobs::check_reason,
 };
 
 /// An erasure of the messages of a data subject: one of `message_id`, `key` and `key_hex` selects

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use chrono::{DateTime, Utc};
-use oncebox_control::{Cursor, Filter};
+use oncebox_control::{Cursor, Filter, keys};
 use oncebox_model::MessageStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -272,7 +272,7 @@ pub(crate) fn filter(query: &mut Query) -> Result<Filter, ApiError> {
         status: query.one_of("status", &MessageStatus::NAMES)?.and_then(|name| name.parse().ok()),
         reason: query.text("reason")?,
         event_type: query.text("event_type")?,
-        ordering_keys: query.text("key")?.map(keys).unwrap_or_default(),
+        ordering_keys: query.text("key")?.as_deref().map(keys).unwrap_or_default(),
         error: query.text("error")?,
         version: query.text("version")?,
         since: query.parsed("since", "a time as of RFC 3339")?,
@@ -365,35 +365,6 @@ impl From<oncebox_model::OpenMessages> for InboxOpen {
             oldest: open.oldest,
         }
     }
-}
-
-/// A filter of messages. A member that is absent does not restrict them.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct InboxFilter {
-    /// State.
-    pub status: Option<String>,
-    /// Reason of the state, with any details after a colon.
-    pub reason: Option<String>,
-    /// Event type.
-    pub event_type: Option<String>,
-    /// Ordering key; bytes that are not text as `0x` and hexadecimal digits.
-    pub key: Option<String>,
-    /// Text within the last error, regardless of case.
-    pub error: Option<String>,
-    /// First digits of the digest of the version that ran the message last.
-    pub version: Option<String>,
-    /// Earliest time of receipt.
-    pub since: Option<DateTime<Utc>>,
-    /// Time before which the message was received.
-    pub until: Option<DateTime<Utc>>,
-}
-
-/// Returns the keys that [`text`] may show like this: the decoded digits, if any, and the text
-/// itself.
-pub(crate) fn keys(shown: String) -> Vec<Vec<u8>> {
-    let bytes = shown.strip_prefix("0x").and_then(|digits| hex::decode(digits).ok());
-    bytes.into_iter().chain([shown.into_bytes()]).collect()
 }
 
 /// Show a message

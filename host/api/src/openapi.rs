@@ -15,8 +15,8 @@ use utoipa::{
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
-    Api, archive, audit, auth::ROLE_KEY, bulk, changes, consumer_changes, consumers, deployments,
-    doctor, edit, endpoints, erase, error::ProblemDetails, export, handlers, horizon, hosts, inbox,
+    Api, archive, audit, auth::ROLE_KEY, changes, consumer_changes, consumers, deployments, doctor,
+    edit, endpoints, erase, error::ProblemDetails, export, handlers, horizon, hosts, inbox, jobs,
     migrations, outgoing, readiness, replays, retention, seek, shadows, storage, stores,
     tenant_changes, tenants, tokens, verifications, versions, whoami,
 };
@@ -68,14 +68,15 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(export::export))
         .routes(routes!(edit::edit))
         .routes(routes!(erase::erase))
-        .routes(routes!(bulk::redrive))
-        .routes(routes!(bulk::discard))
-        .routes(routes!(bulk::retry))
         .routes(routes!(outgoing::list))
         .routes(routes!(outgoing::show))
         .routes(routes!(outgoing::stats))
-        .routes(routes!(outgoing::redrive))
-        .routes(routes!(outgoing::discard))
+        .routes(routes!(jobs::list, jobs::start))
+        .routes(routes!(jobs::estimate))
+        .routes(routes!(jobs::show))
+        .routes(routes!(jobs::pause))
+        .routes(routes!(jobs::resume))
+        .routes(routes!(jobs::cancel))
         .routes(routes!(replays::plan))
         .routes(routes!(replays::start))
         .routes(routes!(replays::list))

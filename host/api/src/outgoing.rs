@@ -4,7 +4,7 @@ pub(crate) mod row;
 
 use axum::Json;
 use chrono::{DateTime, Utc};
-use oncebox_control::{OutgoingAction, OutgoingFilter};
+use oncebox_control::OutgoingFilter;
 use oncebox_model::outgoing::OutgoingStatus;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -12,9 +12,8 @@ use utoipa::ToSchema;
 use self::row::OutgoingRowBody;
 use crate::{
     auth::Caller,
-    bulk::check_reason,
     error::ApiError,
-    extract::{Json as Body, Path, Query},
+    extract::{Path, Query},
     inbox::{InboxRowBody, text},
 };
 
@@ -110,64 +109,6 @@ impl From<oncebox_control::OutgoingCount> for OutgoingCountBody {
     }
 }
 
-/// A filter of outgoing messages. A member that is absent does not restrict them.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
-#[schema(as = OutgoingFilter)]
-pub struct OutgoingFilterBody {
-    /// Consumer whose handlers emitted them.
-    pub consumer: Option<String>,
-    /// State.
-    pub status: Option<String>,
-    /// Whole destination, such as `kafka:orders`.
-    pub destination: Option<String>,
-    /// Id of the message that caused them.
-    pub cause: Option<String>,
-}
-
-/// An action on outgoing messages, with its reason.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = OutgoingBulk)]
-pub struct OutgoingBulkBody {
-    /// Reason, 1 to 1,000 characters, kept in the audit log.
-    pub reason: String,
-    /// Filter of the messages.
-    #[serde(default)]
-    pub filter: OutgoingFilterBody,
-    /// Ids of the messages, at most 1,000; empty for all that the filter finds.
-    #[serde(default)]
-    pub ids: Vec<String>,
-    /// Position behind which the messages begin. A request that is repeated until nothing is left
-    /// carries the value of the last answer. By default the oldest message.
-    #[serde(default)]
-    pub after: Option<i64>,
-    /// Largest number of messages of this request; 0 only counts, and changes nothing. By default
-    /// 1,000, which is the maximum.
-    #[serde(default = "bulk_limit")]
-    pub limit: u32,
-}
-
-/// Largest number of messages of a request.
-const BULK_MAX: u32 = 1_000;
-
-fn bulk_limit() -> u32 {
-    BULK_MAX
-}
-
-/// The result of an action on outgoing messages.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[schema(as = OutgoingBulkResult)]
-pub struct OutgoingBulkResultBody {
-    /// Number of changed messages.
-    pub changed: i64,
-    /// Number of messages behind the position that are still to be changed, counted up to 100,000.
-    /// Relays may be sending some of them.
-    pub left: i64,
-    /// `after` of the next request.
-    pub after: Option<i64>,
-}
-
 /// List outgoing messages, newest first
 ///
 /// The next page begins after the last message of this one: `after` is its `position`.
@@ -246,64 +187,4 @@ pub(crate) async fn stats(
     query.end()?;
     let counts = caller.control.outgoing().stats(&tenant, consumer.as_deref()).await?;
     Ok(Json(counts.into_iter().map(Into::into).collect()))
-}
-
-/// Send outgoing messages again
-///
-/// Makes parked messages, and those that wait for their next attempt, due at once. They keep their
-/// ids and get a new budget of attempts.
-#[utoipa::path(post, path = "/v1/tenants/{tenant}/outgoing/redrive", tag = "outgoing",
-    params(("tenant" = String, Path)), request_body = OutgoingBulkBody,
-    responses((status = 200, body = OutgoingBulkResultBody)),
-    extensions(("x-role" = json!("operator"))))]
-pub(crate) async fn redrive(
-    caller: Caller,
-    Path(tenant): Path<String>,
-    Body(bulk): Body<OutgoingBulkBody>,
-) -> Result<Json<OutgoingBulkResultBody>, ApiError> {
-    act(&caller, &tenant, OutgoingAction::Redrive, bulk).await
-}
-
-/// Discard outgoing messages
-///
-/// A discarded message is never sent, and its row stays. A message that a relay is sending is left
-/// alone.
-#[utoipa::path(post, path = "/v1/tenants/{tenant}/outgoing/discard", tag = "outgoing",
-    params(("tenant" = String, Path)), request_body = OutgoingBulkBody,
-    responses((status = 200, body = OutgoingBulkResultBody)),
-    extensions(("x-role" = json!("operator"))))]
-pub(crate) async fn discard(
-    caller: Caller,
-    Path(tenant): Path<String>,
-    Body(bulk): Body<OutgoingBulkBody>,
-) -> Result<Json<OutgoingBulkResultBody>, ApiError> {
-    act(&caller, &tenant, OutgoingAction::Discard, bulk).await
-}
-
-async fn act(
-    caller: &Caller,
-    tenant: &str,
-    action: OutgoingAction,
-    bulk: OutgoingBulkBody,
-) -> Result<Json<OutgoingBulkResultBody>, ApiError> {
-    let OutgoingBulkBody { reason, filter, ids, after, limit } = bulk;
-    check_reason(&reason)?;
-    if limit > BULK_MAX || ids.len() > BULK_MAX as usize {
-        return Err(ApiError::invalid(format!(
-            "`limit` and the number of `ids` must be at most {BULK_MAX}"
-        )));
-    }
-    let known = |name: String| {
-        name.parse::<OutgoingStatus>().map_err(|_| {
-            let names = OutgoingStatus::NAMES.join(", ");
-            ApiError::invalid(format!("`filter.status` is `{name}`; use {names}"))
-        })
-    };
-    let OutgoingFilterBody { consumer, status, destination, cause } = filter;
-    let status = status.map(known).transpose()?;
-    let filter = OutgoingFilter { consumer, status, destination, cause, ids };
-    let bulk = oncebox_control::OutgoingBulk { action, filter, reason, after, limit };
-    let done = caller.control.outgoing().act(tenant, &bulk).await?;
-    let oncebox_control::OutgoingBulkResult { changed, left, after } = done;
-    Ok(Json(OutgoingBulkResultBody { changed, left, after }))
 }

@@ -8,10 +8,10 @@ use utoipa::ToSchema;
 
 use crate::{
     auth::Caller,
-    bulk::check_reason,
     consumer_changes::NothingMore,
     error::ApiError,
     extract::{Json as Body, Path, Query},
+    jobs::check_reason,
 };
 
 /// The completed messages that a replay selects. A member that is absent does not restrict them.

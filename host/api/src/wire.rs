@@ -6,7 +6,6 @@ pub use crate::{
         ForgetFiles,
     },
     audit::AuditEntryBody,
-    bulk::{BulkActionBody, BulkResultBody},
     changes::{Ending, NewPercent, NewRollback, Promotion, RollbackBody},
     consumer_changes::{
         ConsequenceBody, NewPolicy, NothingMore, PolicyChangeBody, PolicyDifferenceBody,
@@ -31,14 +30,12 @@ pub use crate::{
     horizon::{HorizonBody, HorizonInputBody, HorizonVerdictBody},
     hosts::{HostBody, HostFailing, HostProgressBody},
     inbox::{
-        HistoryEventBody, InboxAlert, InboxDetailBody, InboxFilter, InboxOpen, InboxRowBody,
-        InboxStats, MessageHistoryBody,
+        HistoryEventBody, InboxAlert, InboxDetailBody, InboxOpen, InboxRowBody, InboxStats,
+        MessageHistoryBody,
     },
+    jobs::{JobBody, JobEstimateBody, JobFilterBody, NewJobBody},
     migrations::{MigrationBody, NewMigrationBody},
-    outgoing::{
-        OutgoingBulkBody, OutgoingBulkResultBody, OutgoingCountBody, OutgoingDetailBody,
-        OutgoingFilterBody, row::OutgoingRowBody,
-    },
+    outgoing::{OutgoingCountBody, OutgoingDetailBody, row::OutgoingRowBody},
     readiness::{
         BaselinePartBody, FactAnswerBody, ReadinessBody, ReadinessFactBody, ReadinessPartBody,
     },

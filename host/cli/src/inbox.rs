@@ -10,7 +10,7 @@ use std::cmp::Ordering;
 use anyhow::{Result, bail};
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use clap::{Args, Subcommand};
-use oncebox_api::wire::{self, BulkActionBody, InboxDetailBody, InboxFilter, InboxRowBody};
+use oncebox_api::wire::{InboxDetailBody, InboxRowBody, JobFilterBody, NewJobBody};
 use oncebox_control::Cursor;
 use oncebox_devkit::{
     api::{Api, path, with_query},
@@ -19,7 +19,10 @@ use oncebox_devkit::{
 use oncebox_model::MessageStatus;
 use serde_json::Value;
 
-use super::consumer;
+use super::{
+    consumer,
+    job::{self, StartArgs},
+};
 
 #[derive(Subcommand)]
 pub(super) enum InboxCommand {
@@ -131,9 +134,8 @@ pub(super) struct ActionArgs {
     /// Why: kept with each message and in the audit log
     #[arg(long, value_name = "TEXT")]
     because: String,
-    /// Only count the messages, and change nothing
-    #[arg(long)]
-    dry_run: bool,
+    #[command(flatten)]
+    start: StartArgs,
 }
 
 /// A position in a list of several consumers' messages. Messages of one time are ordered by the
@@ -240,15 +242,9 @@ pub(super) async fn run(api: &Api, command: InboxCommand, as_json: bool) -> Resu
         InboxCommand::Stats { tenant, consumer } => {
             stats::run(api, tenant, consumer, as_json).await
         }
-        InboxCommand::Redrive(wanted) => {
-            act(api, &wanted, "redrive", ["redriven", "redrive"], as_json).await
-        }
-        InboxCommand::Discard(wanted) => {
-            act(api, &wanted, "discard", ["discarded", "discard"], as_json).await
-        }
-        InboxCommand::Retry(wanted) => {
-            act(api, &wanted, "retry", ["made due", "make due"], as_json).await
-        }
+        InboxCommand::Redrive(wanted) => act(api, &wanted, "redrive", as_json).await,
+        InboxCommand::Discard(wanted) => act(api, &wanted, "discard", as_json).await,
+        InboxCommand::Retry(wanted) => act(api, &wanted, "retry", as_json).await,
         InboxCommand::Edit(wanted) => edit::edit(api, wanted, as_json).await,
         InboxCommand::Tail(wanted) => tail::tail(api, *wanted, as_json).await,
         InboxCommand::Export(wanted) => export::export(api, wanted).await,
@@ -291,58 +287,20 @@ async fn rows(api: &Api, wanted: &Wanted) -> Result<Vec<InboxRowBody>> {
     Ok(rows)
 }
 
-/// Messages per request.
-const BATCH: u32 = 500;
-
-/// Works on batch after batch, until no message is left that the command can change. An interrupted
-/// command keeps what it has reported so far, and goes on when it is repeated.
-async fn act(
-    api: &Api,
-    wanted: &ActionArgs,
-    action: &str,
-    [done, to_do]: [&str; 2],
-    as_json: bool,
-) -> Result<()> {
-    let ActionArgs { message_ids, tenant, consumer, narrowed, all, because, dry_run } = wanted;
-    let filter = narrowed.filter();
-    let is_narrowed = !message_ids.is_empty() || filter != InboxFilter::default();
-    if *all == is_narrowed {
+/// Starts the job of a command.
+async fn act(api: &Api, args: &ActionArgs, action: &str, as_json: bool) -> Result<()> {
+    let filter = args.narrowed.filter(&args.message_ids);
+    if args.all == (filter != JobFilterBody::default()) {
         bail!("say which messages: by their ids, by an option such as `--reason`, or with `--all`");
     }
-    let path = path(&["tenants", tenant, "consumers", consumer, action]);
-    let mut request = BulkActionBody {
-        reason: because.clone(),
+    let new = NewJobBody {
+        action: action.to_owned(),
+        consumer: Some(args.consumer.clone()),
         filter,
-        message_ids: message_ids.clone(),
-        as_of: None,
-        limit: if *dry_run { 0 } else { BATCH },
+        reason: args.because.clone(),
+        rate: None,
     };
-    let mut answer: wire::BulkResultBody = api.post(&path, &request).await?;
-    let mut changed = answer.changed;
-    while !dry_run && answer.left > 0 && answer.changed > 0 {
-        if !as_json {
-            eprintln!("{done} {changed}, {} to go", answer.left);
-        }
-        request.as_of = Some(answer.as_of);
-        answer = api.post(&path, &request).await?;
-        changed += answer.changed;
-    }
-    answer.changed = changed;
-    if as_json {
-        return output::json(&answer);
-    }
-    let messages =
-        |count: i64| if count == 1 { "1 message".to_owned() } else { format!("{count} messages") };
-    match (dry_run, changed, answer.left) {
-        (true, _, left) => println!("would {to_do} {}", messages(left)),
-        (false, 0, 0) => println!("there is nothing to {to_do}"),
-        (false, changed, 0) => println!("{done} {}", messages(changed)),
-        (false, changed, left) => println!(
-            "{done} {}; {left} are being worked on, say it again for those",
-            messages(changed)
-        ),
-    }
-    Ok(())
+    job::start(api, &args.tenant, new, &args.start, as_json).await
 }
 
 impl Narrowed {
@@ -365,9 +323,9 @@ impl Narrowed {
         ]
     }
 
-    fn filter(&self) -> InboxFilter {
+    fn filter(&self, ids: &[String]) -> JobFilterBody {
         let Self { status, reason, event_type, key, error, version, since, until } = self;
-        InboxFilter {
+        JobFilterBody {
             status: status.clone(),
             reason: reason.clone(),
             event_type: event_type.clone(),
@@ -376,6 +334,8 @@ impl Narrowed {
             version: version.clone(),
             since: *since,
             until: *until,
+            ids: (!ids.is_empty()).then(|| ids.to_vec()),
+            ..JobFilterBody::default()
         }
     }
 }

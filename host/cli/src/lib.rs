@@ -35,6 +35,7 @@ mod apply;
 mod inbox;
 mod outgoing;
 mod endpoint;
+mod job;
 mod replay;
 mod why;
 mod erase;
@@ -150,6 +151,9 @@ enum ApiCommand {
     /// Places outside to which handlers send
     #[command(subcommand)]
     Endpoint(endpoint::EndpointCommand),
+    /// What redrives, retries and discards of many messages did, and how far they are
+    #[command(subcommand)]
+    Job(job::JobCommand),
     /// Run completed messages again, on purpose
     #[command(subcommand)]
     Replay(replay::ReplayCommand),
@@ -302,6 +306,7 @@ async fn speak(api: &Api, command: ApiCommand, json: bool) -> Result<()> {
         ApiCommand::Inbox(command) => inbox::run(api, command, json).await,
         ApiCommand::Outgoing(command) => outgoing::run(api, command, json).await,
         ApiCommand::Endpoint(command) => endpoint::run(api, command, json).await,
+        ApiCommand::Job(command) => job::run(api, command, json).await,
         ApiCommand::Replay(command) => replay::run(api, command, json).await,
         ApiCommand::Why(args) => why::run(api, args, json).await,
         ApiCommand::Erase(args) => erase::run(api, args, json).await,

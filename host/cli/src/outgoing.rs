@@ -3,8 +3,7 @@
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use oncebox_api::wire::{
-    OutgoingBulkBody, OutgoingBulkResultBody, OutgoingCountBody, OutgoingDetailBody,
-    OutgoingFilterBody, OutgoingRowBody,
+    JobFilterBody, NewJobBody, OutgoingCountBody, OutgoingDetailBody, OutgoingRowBody,
 };
 use oncebox_devkit::{
     api::{Api, path, with_query},
@@ -12,7 +11,10 @@ use oncebox_devkit::{
 };
 use oncebox_model::outgoing::OutgoingStatus;
 
-use super::inbox::members;
+use super::{
+    inbox::members,
+    job::{self, StartArgs},
+};
 
 #[derive(Subcommand)]
 pub(super) enum OutgoingCommand {
@@ -99,9 +101,8 @@ pub(super) struct ActArgs {
     /// Why: kept in the audit log
     #[arg(long, value_name = "TEXT")]
     because: String,
-    /// Only count the messages, and change nothing
-    #[arg(long)]
-    dry_run: bool,
+    #[command(flatten)]
+    start: StartArgs,
 }
 
 pub(super) async fn run(api: &Api, command: OutgoingCommand, as_json: bool) -> Result<()> {
@@ -125,13 +126,8 @@ pub(super) async fn run(api: &Api, command: OutgoingCommand, as_json: bool) -> R
                 api.get(&with_query(&path, &[("consumer", consumer)])).await?;
             stats(&counts, as_json)
         }
-        OutgoingCommand::Redrive(args) => {
-            act(api, &args, "redrive", ["redriven", "redrive"], as_json).await
-        }
-        OutgoingCommand::Discard(args) => {
-            let done = OutgoingStatus::Discarded.as_str();
-            act(api, &args, "discard", [done, "discard"], as_json).await
-        }
+        OutgoingCommand::Redrive(args) => act(api, &args, "outgoing_redrive", as_json).await,
+        OutgoingCommand::Discard(args) => act(api, &args, "outgoing_discard", as_json).await,
     }
 }
 
@@ -153,79 +149,27 @@ impl ListArgs {
     }
 }
 
-impl SelectedArgs {
-    fn filter(&self) -> OutgoingFilterBody {
-        let Self { consumer, status, destination, cause } = self.clone();
-        OutgoingFilterBody { consumer, status, destination, cause }
-    }
-}
-
 impl ActArgs {
-    /// Returns the first request. Refuses a command that says of nothing, or of too much, what it
-    /// is about.
-    fn request(&self) -> Result<OutgoingBulkBody> {
-        let filter = self.selected.filter();
-        let is_selected = !self.ids.is_empty() || filter != OutgoingFilterBody::default();
+    /// Returns the job. Refuses a command that says of nothing, or of too much, what it is about.
+    fn job(&self, action: &str) -> Result<NewJobBody> {
+        let SelectedArgs { consumer, status, destination, cause } = self.selected.clone();
+        let ids = (!self.ids.is_empty()).then(|| self.ids.clone());
+        let filter = JobFilterBody { status, destination, cause, ids, ..JobFilterBody::default() };
+        let is_selected = consumer.is_some() || filter != JobFilterBody::default();
         if self.all == is_selected {
             bail!(
                 "say which outgoing messages: by their ids, by an option such as `--destination`, \
                     or with `--all`"
             );
         }
-        Ok(OutgoingBulkBody {
-            reason: self.because.clone(),
-            filter,
-            ids: self.ids.clone(),
-            after: None,
-            limit: if self.dry_run { 0 } else { BATCH },
-        })
+        let (action, reason) = (action.to_owned(), self.because.clone());
+        Ok(NewJobBody { action, consumer, filter, reason, rate: None })
     }
 }
 
-/// Messages per request.
-const BATCH: u32 = 500;
-
-/// Works on batch after batch, until no message is left that the command can change. An interrupted
-/// command keeps what it has reported so far, and goes on when it is repeated.
-async fn act(
-    api: &Api,
-    args: &ActArgs,
-    action: &str,
-    [done, to_do]: [&str; 2],
-    as_json: bool,
-) -> Result<()> {
-    let mut request = args.request()?;
-    let path = path(&["tenants", &args.tenant, "outgoing", action]);
-    let mut answer: OutgoingBulkResultBody = api.post(&path, &request).await?;
-    let mut changed = answer.changed;
-    while !args.dry_run && answer.left > 0 && answer.changed > 0 {
-        if !as_json {
-            eprintln!("{done} {changed}, {} to go", answer.left);
-        }
-        request.after = answer.after;
-        answer = api.post(&path, &request).await?;
-        changed += answer.changed;
-    }
-    answer.changed = changed;
-    if as_json {
-        return output::json(&answer);
-    }
-    match (args.dry_run, changed, answer.left) {
-        (true, _, left) => println!("would {to_do} {}", messages(left)),
-        (false, 0, 0) => println!("there is nothing to {to_do}"),
-        (false, changed, 0) => println!("{done} {}", messages(changed)),
-        (false, changed, left) => {
-            println!(
-                "{done} {}; hosts are sending {left}, say it again for those",
-                messages(changed)
-            )
-        }
-    }
-    Ok(())
-}
-
-fn messages(count: i64) -> String {
-    if count == 1 { "1 message".to_owned() } else { format!("{count} messages") }
+/// Starts the job of a command.
+async fn act(api: &Api, args: &ActArgs, action: &str, as_json: bool) -> Result<()> {
+    job::start(api, &args.tenant, args.job(action)?, &args.start, as_json).await
 }
 
 fn list(rows: &[OutgoingRowBody], limit: i64) -> Result<()> {
@@ -380,7 +324,7 @@ mod tests {
             },
             all,
             because: "a test".to_owned(),
-            dry_run: false,
+            start: StartArgs::default(),
         }
     }
 
@@ -390,11 +334,13 @@ mod tests {
         for (ids, destination, all) in
             [(&["a"][..], None, false), (&[][..], Some("kafka:a"), false), (&[][..], None, true)]
         {
-            let request = args(ids, destination, all).request().expect("a request");
-            assert_eq!((request.limit, request.after), (BATCH, None));
+            let job = args(ids, destination, all).job("outgoing_discard").expect("a job");
+            assert_eq!(job.filter.ids.is_some(), !ids.is_empty());
+            assert_eq!(job.filter.destination.as_deref(), destination);
         }
         for (ids, destination, all) in [(&[][..], None, false), (&["a"][..], None, true)] {
-            let error = args(ids, destination, all).request().expect_err("no selection");
+            let error = args(ids, destination, all).job("outgoing_discard");
+            let error = error.expect_err("no selection");
             assert!(error.to_string().contains("`--destination`"), "{error}");
         }
     }

@@ -39,6 +39,10 @@ pub struct Messages<'a>(pub(crate) &'a Control);
 #[derive(Clone, Copy)]
 pub struct OutgoingMessages<'a>(pub(crate) &'a Control);
 
+/// Starts, lists, pauses and ends jobs, and works on them.
+#[derive(Clone, Copy)]
+pub struct Jobs<'a>(pub(crate) &'a Control);
+
 /// Plans, starts, lists, pauses and ends replays of completed messages.
 #[derive(Clone, Copy)]
 pub struct Replays<'a>(pub(crate) &'a Control);
@@ -132,6 +136,11 @@ impl Control {
     /// Returns the handle of endpoints.
     pub fn endpoints(&self) -> Endpoints<'_> {
         Endpoints(self)
+    }
+
+    /// Returns the handle of jobs.
+    pub fn jobs(&self) -> Jobs<'_> {
+        Jobs(self)
     }
 
     /// Returns the handle of replays.

@@ -22,6 +22,8 @@ mod deployments;
 mod messages;
 // Outgoing messages, as operators see and change them.
 mod outgoing;
+// Actions of operators on many messages, which hosts carry out.
+mod jobs;
 // Replays of completed messages.
 mod replays;
 // The hosts that run, and their progress.
@@ -88,26 +90,34 @@ pub use endpoints::{
 };
 pub use erasure::{ErasedCount, ErasureProgress, ErasureProof, ErasureRequest, ErasureTarget};
 pub use handles::{
-    Archive, Audit, Consumers, Deployments, Doctor, Endpoints, Erasures, Hosts, Messages,
+    Archive, Audit, Consumers, Deployments, Doctor, Endpoints, Erasures, Hosts, Jobs, Messages,
     OutgoingMessages, Reconciliation, Replays, Retention, Shadows, Storage, TenantDatabases,
     TenantStores, Tenants, Tokens, Versions,
 };
 pub use hosts::{
     ConsumerStatus, Duplicates, Host, HostConsumerStatus, HostProgress, Progress, RunState,
 };
+pub use jobs::{
+    JobAction,
+    filter::JobFilter,
+    job::{Job, JobControl},
+    lease::{JobLeft, LeasedJob},
+    page::JobStep,
+    start::{JOB_NOTE, JobEstimate, NewJob},
+};
 pub use messages::{
-    bulk::{Action, BulkAction, BulkResult},
+    bulk::Action,
     cursor::Cursor,
     edit::Edit,
     export::Exported,
-    filter::Filter,
+    filter::{Filter, keys},
     history::{AggregateVersion, BlockedBy, HistoryEvent, MessageHistory},
     list::{InboxDetail, InboxRow},
     next_step::NextStep,
 };
 pub use oncebox_archive::{ArchiveError, ArchiveOptions, ArchiveStore, ObjectReader};
 pub use outgoing::{
-    act::{OutgoingAction, OutgoingBulk, OutgoingBulkResult},
+    act::OutgoingAction,
     filter::OutgoingFilter,
     list::{CausedMessages, OutgoingDetail, OutgoingRow, StoredAnswer},
     stats::OutgoingCount,

@@ -21,6 +21,7 @@ use crate::{
         duplicates::Duplicates, horizon::Horizons, idle::IdleLimits, loader::Loader, starts::Starts,
     },
     http::Scrapes,
+    jobs::JobNotes,
     outgoing::RelayAccess,
     tenants::{replays::OwnReplays, sessions::TenantSessions},
 };
@@ -53,6 +54,8 @@ pub(crate) struct HostContext {
     /// Notification of changed deployments and states, and of claims that were refused because of a
     /// change.
     pub(crate) look: Arc<Notify>,
+    /// Databases in which jobs may wait.
+    pub(crate) job_notes: Arc<JobNotes>,
     pub(crate) starts: Semaphore,
     pub(crate) changes: Semaphore,
     /// Marks of starts, which tell a host that comes back why the process before it ended.
@@ -102,6 +105,7 @@ impl HostContext {
             sessions: TenantSessions::default(),
             own_replays: OwnReplays::default(),
             look: Arc::default(),
+            job_notes: Arc::default(),
             starts: Semaphore::new(STARTS_MAX),
             changes: Semaphore::new(CHANGES_MAX),
             duplicates: Arc::default(),

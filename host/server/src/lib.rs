@@ -38,6 +38,8 @@ pub mod consumer;
 mod retention;
 // The relay's access to this host.
 mod outgoing;
+// Jobs: actions of operators on many messages.
+mod jobs;
 // The size of inboxes, as metrics.
 mod storage;
 // Sessions, databases and deletions of tenants.

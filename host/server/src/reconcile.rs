@@ -58,8 +58,11 @@ impl Supervisor {
             host.owner.clone(),
         );
         let (mut consumers, mut tasks) = (Consumers::default(), Tasks::new(host.clone(), drain));
-        let notifications =
-            tokio::spawn(notifications::listen(host.control.clone(), host.look.clone()));
+        let notifications = tokio::spawn(notifications::listen(
+            host.control.clone(),
+            host.look.clone(),
+            host.job_notes.clone(),
+        ));
         let partitions = tokio::spawn(make_partitions(host.control.clone()));
         let capture = tokio::spawn(keep_capture(host.control.clone()));
         let databases = tokio::spawn(databases::keep(host.control.clone()));

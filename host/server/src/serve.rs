@@ -10,6 +10,7 @@ use oncebox_runtime::{RuntimeConfig, WasmRuntime};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
+    task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -18,7 +19,7 @@ use crate::{
     brokers::BrokerAccess,
     compile::{Compilations, Uploads},
     context::HostContext,
-    http,
+    http, jobs,
     reconcile::Supervisor,
     retention, startup, storage,
     tenants::deletion,
@@ -87,20 +88,20 @@ pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()>
         http_stop.clone(),
         API_GRACE,
     ));
-    let deleting = tokio::spawn(deletion::carry_on(control.clone()));
     let host = HostContext::new(config, control, components, kafka, decoder, scrapes);
-    let removing = tokio::spawn(retention::keep(
-        host.control.acting_as(host.owner.clone()),
-        config.retention.clone(),
+    let background = background(config, &host);
+    let working = tokio::spawn(jobs::keep(
+        host.control.clone(),
+        host.owner.clone(),
+        host.job_notes.clone(),
+        stop.clone(),
     ));
-    let measuring = tokio::spawn(storage::keep(host.control.clone(), config.storage.clone()));
     let supervisor = Supervisor::new(host, readiness);
     tracing::info!(http = %address, api = api_url, brokers = config.kafka.brokers, "oncebox {} \
         serves", env!("CARGO_PKG_VERSION"));
     let drained = supervisor.run(stop, Duration::from_millis(config.shutdown.drain_ms)).await;
-    deleting.abort();
-    removing.abort();
-    measuring.abort();
+    drop(background);
+    working.await?;
     http_stop.cancel();
     compiling.await?;
     // A client that keeps its request open does not keep the process from ending.
@@ -117,6 +118,17 @@ pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()>
         }
     }
     Ok(())
+}
+
+/// Begins what a host does beside its consumers. Another host continues it where it is interrupted,
+/// so that it ends with the set.
+fn background(config: &Config, host: &HostContext) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    tasks.spawn(deletion::carry_on(host.control.clone()));
+    let control = host.control.acting_as(host.owner.clone());
+    tasks.spawn(retention::keep(control, config.retention.clone()));
+    tasks.spawn(storage::keep(host.control.clone(), config.storage.clone()));
+    tasks
 }
 
 /// Creates the runtime of the host's components.

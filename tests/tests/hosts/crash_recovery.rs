@@ -14,10 +14,11 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, future::join_all, stream};
-use oncebox_control::{Action, BulkAction, Filter};
+use oncebox_control::Action;
 use oncebox_model::hooks::POINTS;
 use oncebox_tests::{
     host::{HostFixture, HostProcess, Options, aside},
+    job::{inbox_job, of_reason},
     kafka::KafkaServer,
     load::{Load, Work},
     proxy::{Proxy, Struck},
@@ -537,21 +538,9 @@ async fn finish_keys(fixture: &HostFixture) -> Result<String> {
     {
         ensure!(Instant::now() < deadline, "messages do not follow: {:?}", fixture.found().await?);
         for reason in ["reject", "park", "no_route", "crashed", "undecodable"] {
-            let filter = Filter { reason: Some(reason.to_owned()), ..Filter::default() };
-            let reason = "they are looked at".to_owned();
-            let bulk = BulkAction {
-                action: Action::Discard,
-                filter,
-                message_ids: Vec::new(),
-                reason,
-                as_of: None,
-                limit: 1_000,
-            };
-            fixture
-                .control
-                .messages()
-                .act_on_messages(&fixture.tenant.name, "payments", &bulk)
-                .await?;
+            // The hosts carry it out.
+            let discard = inbox_job(Action::Discard, "payments", of_reason(reason));
+            fixture.job(&discard).await?;
         }
         sleep(Duration::from_millis(50)).await;
     }

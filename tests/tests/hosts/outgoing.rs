@@ -9,10 +9,11 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, stream};
-use oncebox_control::{NewDeployment, OutgoingAction, OutgoingBulk, OutgoingFilter};
+use oncebox_control::{JobFilter, NewDeployment, OutgoingAction};
 use oncebox_model::{hooks::OUTGOING_POINTS, policy::Policy};
 use oncebox_tests::{
     host::{HostFixture, HostProcess, Options, aside},
+    job::outgoing_job,
     outgoing::derived_id,
     shop::{DEAD, LATE, Order, Publisher, ShopFixture, end_leases, read_topic},
 };
@@ -229,18 +230,12 @@ async fn a_dead_destination_delays_no_other_and_loses_nothing() {
     assert_eq!(shop.base.number(&longest).await.unwrap(), 1, "attempts of what was deliverable");
 
     shop.base.kafka().create_topic(&shop.dead, 2, &[]).await.unwrap();
-    let redrive = OutgoingBulk {
-        action: OutgoingAction::Redrive,
-        filter: OutgoingFilter::default(),
-        reason: "the topic is there".to_owned(),
-        after: None,
-        limit: 1_000,
-    };
+    let redrive = outgoing_job(OutgoingAction::Redrive, JobFilter::default());
     let left = format!("SELECT 1 - least(1, count(*)) FROM ({at_rest}) n WHERE n.count > 0");
     let deadline = Instant::now() + Duration::from_secs(60);
     while shop.base.number(&left).await.unwrap() == 0 {
         assert!(Instant::now() < deadline, "messages to the topic are not sent");
-        shop.base.control.outgoing().act(&shop.base.tenant.name, &redrive).await.unwrap();
+        shop.base.job(&redrive).await.unwrap();
         sleep(Duration::from_millis(500)).await;
     }
     let arrived = shop.read(&shop.dead).await.unwrap();

@@ -3,12 +3,15 @@
 
 use std::sync::Arc;
 
-use oncebox_control::{Action, BulkAction, Filter};
+use oncebox_control::{Action, JobFilter};
 use oncebox_inbox::ConsumerInbox;
 use oncebox_model::{InboxError, record::Record};
-use oncebox_tests::inbox::{
-    DEADLINE, Guest, InboxFixture, PlainHandlers, Script, TestConsumer, both, code, deliver, drive,
-    open, record, records, step, take,
+use oncebox_tests::{
+    inbox::{
+        DEADLINE, Guest, InboxFixture, PlainHandlers, Script, TestConsumer, both, code, deliver,
+        drive, open, record, records, step, take,
+    },
+    job::{carry_out, inbox_job},
 };
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use sha2::Digest;
@@ -616,25 +619,8 @@ async fn what_may_be_forgotten_is_parked_where_the_policy_says_so() {
         (3, 1),
         "what is known is a duplicate"
     );
-    let reason = "it never ran".to_owned();
-    let redrive = BulkAction {
-        action: Action::Redrive,
-        filter: Filter::default(),
-        message_ids: Vec::new(),
-        reason,
-        as_of: None,
-        limit: 10,
-    };
-    assert_eq!(
-        fixture
-            .control
-            .messages()
-            .act_on_messages("acme", "orders", &redrive)
-            .await
-            .unwrap()
-            .changed,
-        1
-    );
+    let redrive = inbox_job(Action::Redrive, "orders", JobFilter::default());
+    assert_eq!(carry_out(&fixture.control, "acme", &redrive).await.unwrap().changed, 1);
     fixture.retry_until_settled(&host).await;
     assert_eq!(fixture.row(&consumer, "old").await.state(), ("completed", None, 1));
     let usual = fixture.consumer(&consumer.tenant, "usual", "").await;

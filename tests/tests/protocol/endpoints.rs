@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use oncebox_control::{
-    Control, DuplicateDecision, HostLimits, MasterKey, NewEndpoint, OutgoingAction, OutgoingBulk,
+    Control, DuplicateDecision, HostLimits, JobFilter, MasterKey, NewEndpoint, OutgoingAction,
     OutgoingFilter, SecretRotation, generate_signing_secret,
 };
 use oncebox_model::outgoing::AnswerMode;
 use oncebox_tests::{
     inbox::{InboxFixture, TestConsumer, deliver},
+    job::{carry_out, outgoing_job},
     outgoing::{OutgoingRow, derived_answer_id, derived_id, emitting, emitting_host, outgoing},
     provider::{Behaviour, Call, Provider, Reply},
     relay::TestRelay,
@@ -83,14 +84,8 @@ impl Fixture {
     }
 
     async fn redrive(&self) {
-        let bulk = OutgoingBulk {
-            action: OutgoingAction::Redrive,
-            filter: OutgoingFilter::default(),
-            reason: "it was mended".to_owned(),
-            after: None,
-            limit: 100,
-        };
-        self.inbox.control.outgoing().act("acme", &bulk).await.unwrap();
+        let redrive = outgoing_job(OutgoingAction::Redrive, JobFilter::default());
+        carry_out(&self.inbox.control, "acme", &redrive).await.unwrap();
     }
 
     /// Makes what waits for its next attempt due now.

@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 
 use oncebox_control::{
-    Action, BulkAction, Edit, ErasedCount, ErasureProgress, ErasureProof, ErasureRequest,
-    ErasureTarget, Filter,
+    Action, Edit, ErasedCount, ErasureProgress, ErasureProof, ErasureRequest, ErasureTarget,
 };
 use oncebox_devkit::local::postgres;
 use oncebox_model::record::Record;
 use oncebox_tests::{
     aging::age,
     inbox::{Guest, InboxFixture, TestConsumer, deliver, record, records, step},
+    job::{carry_out, inbox_job, these},
 };
 use sha2::{Digest, Sha256};
 use sqlx::AssertSqlSafe;
@@ -120,16 +120,9 @@ impl Statuses {
             keyed(7, "of-another", "customer-4712", others, &format!("# {others}\npark {others}")),
         ];
         deliver(&fixture.host(&orders), &log).await;
-        let discard = BulkAction {
-            action: Action::Discard,
-            filter: Filter::default(),
-            message_ids: vec!["discarded".to_owned()],
-            reason: "a test".to_owned(),
-            as_of: None,
-            limit: 10,
-        };
+        let discard = inbox_job(Action::Discard, "orders", these(&["discarded"]));
+        carry_out(&fixture.control, "acme", &discard).await.unwrap();
         let messages = fixture.control.messages();
-        messages.act_on_messages("acme", "orders", &discard).await.unwrap();
         let payload = format!("# {mark}, mended").into_bytes();
         let edit = Edit { payload, reason: "a test".to_owned(), as_of: None };
         messages.edit_message("acme", "orders", "edited", &edit).await.unwrap();
@@ -302,15 +295,8 @@ async fn refused(fixture: &InboxFixture) {
     let error = messages.edit_message("acme", "orders", "dead", &edit).await.unwrap_err();
     assert!(error.to_string().contains("was erased at"), "{error}");
     for action in [Action::Redrive, Action::Retry] {
-        let bulk = BulkAction {
-            action,
-            filter: Filter::default(),
-            message_ids: vec!["dead".to_owned()],
-            reason: "a test".to_owned(),
-            as_of: None,
-            limit: 10,
-        };
-        let error = messages.act_on_messages("acme", "orders", &bulk).await.unwrap_err();
+        let job = inbox_job(action, "orders", these(&["dead"]));
+        let error = fixture.control.jobs().start("acme", &job).await.unwrap_err();
         assert!(error.to_string().contains("was erased at"), "{error}");
     }
     let history = messages.message_history("acme", "orders", "dead").await.unwrap();

@@ -6,10 +6,10 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use oncebox_control::{Action, BulkAction, Filter, Tenant};
+use oncebox_control::{Action, JobFilter, Tenant};
 use oncebox_inbox::SessionSettings;
 use oncebox_model::{
-    MessageStatus, Output,
+    Output,
     outcome::{Failure, FailureKind},
     record::Record,
 };
@@ -18,6 +18,7 @@ use oncebox_tests::{
         DEADLINE, InboxFixture, PlainHandler, PlainHandlers, Row, TestConsumer, both, deliver,
         drive, execute, record, take,
     },
+    job::{carry_out, inbox_job},
     wait,
 };
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
@@ -288,19 +289,8 @@ async fn what_is_too_old_is_not_tried_again() {
     assert_eq!(fixture.row(&consumer, "old").await.state(), ("failed_terminal", Some("trap"), 2));
     assert_eq!(fixture.row(&consumer, "young").await.state(), ("completed", None, 3));
 
-    let reason = "once more".to_owned();
-    let again = BulkAction {
-        action: Action::Redrive,
-        filter: Filter::default(),
-        message_ids: Vec::new(),
-        reason,
-        as_of: None,
-        limit: 10,
-    };
-    assert_eq!(
-        fixture.control.messages().act_on_messages("acme", "orders", &again).await.unwrap().changed,
-        1
-    );
+    let again = inbox_job(Action::Redrive, "orders", JobFilter::default());
+    assert_eq!(carry_out(&fixture.control, "acme", &again).await.unwrap().changed, 1);
     fixture.retry_until_settled(&host).await;
     assert_eq!(
         fixture.row(&consumer, "old").await.state(),
@@ -917,28 +907,9 @@ async fn a_payload_that_is_not_valid_never_reaches_a_handler() {
             Some(br#"{"amount": 7}"#.as_slice())
         );
 
-        let (filter, reason) = (
-            Filter { status: Some(MessageStatus::Parked), ..Filter::default() },
-            "a test".to_owned(),
-        );
-        let again = BulkAction {
-            action: Action::Redrive,
-            filter,
-            message_ids: Vec::new(),
-            reason,
-            as_of: None,
-            limit: 10,
-        };
-        assert_eq!(
-            fixture
-                .control
-                .messages()
-                .act_on_messages("acme", "orders", &again)
-                .await
-                .unwrap()
-                .changed,
-            2
-        );
+        let parked = JobFilter { status: Some("parked".to_owned()), ..JobFilter::default() };
+        let again = inbox_job(Action::Redrive, "orders", parked);
+        assert_eq!(carry_out(&fixture.control, "acme", &again).await.unwrap().changed, 2);
         fixture.retry_until_settled(&host).await;
         let row = fixture.row(&consumer, "wrong").await;
         assert_eq!(
@@ -952,16 +923,7 @@ async fn a_payload_that_is_not_valid_never_reaches_a_handler() {
             = 'wrong'",
             )
             .await;
-        assert_eq!(
-            fixture
-                .control
-                .messages()
-                .act_on_messages("acme", "orders", &again)
-                .await
-                .unwrap()
-                .changed,
-            2
-        );
+        assert_eq!(carry_out(&fixture.control, "acme", &again).await.unwrap().changed, 2);
         fixture.retry_until_settled(&host).await;
         assert_eq!(states().await[1..3], ["wrong completed ", "behind completed "], "{ack}");
         fixture.finish().await;

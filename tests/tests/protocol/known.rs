@@ -2,10 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use oncebox_control::{Action, BulkAction, Filter};
+use oncebox_control::Action;
 use oncebox_inbox::{PartitionInbox, SessionSettings};
 use oncebox_model::record::Record;
-use oncebox_tests::inbox::{InboxFixture, Row, TestConsumer, deliver, drive, record, step};
+use oncebox_tests::{
+    inbox::{InboxFixture, Row, TestConsumer, deliver, drive, record, step},
+    job::{carry_out, inbox_job, these},
+};
 
 const STATES: [&str; 9] = [
     "completed",
@@ -67,25 +70,8 @@ async fn a_delivery_of_what_is_known_is_acked_whatever_its_state() {
             deliver(&host, &[keyed(7, "working", "g", "gate g"), keyed(8, "stored", "h", "")])
                 .await;
         }
-        let (message_ids, reason) = (vec!["given up".to_owned()], "a test".to_owned());
-        let discard = BulkAction {
-            action: Action::Discard,
-            filter: Filter::default(),
-            message_ids,
-            reason,
-            as_of: None,
-            limit: 1,
-        };
-        assert_eq!(
-            fixture
-                .control
-                .messages()
-                .act_on_messages("acme", "orders", &discard)
-                .await
-                .unwrap()
-                .changed,
-            1
-        );
+        let discard = inbox_job(Action::Discard, "orders", these(&["given up"]));
+        assert_eq!(carry_out(&fixture.control, "acme", &discard).await.unwrap().changed, 1);
         let worker = (ack == "after_insert").then(|| {
             let host = host.clone();
             tokio::spawn(async move { step(&host).await })

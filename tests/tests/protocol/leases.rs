@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use oncebox_control::{Action, BulkAction, Filter};
+use oncebox_control::{Action, JobFilter};
 use oncebox_devkit::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_inbox::{ConsumerInbox, SessionSettings, retry};
 use oncebox_model::{InboxError, handler::DeliveryKind, record::Record};
@@ -19,6 +19,7 @@ use oncebox_tests::{
         DEADLINE, Guest, InboxFixture, PlainHandlers, Script, TestConsumer, code, deliver, drive,
         open, record, records, step, take,
     },
+    job::{carry_out, inbox_job},
     load::{Load, Work},
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -796,25 +797,8 @@ async fn a_message_that_is_under_way_in_every_outage_is_parked() {
         assert_eq!(guest.interrupted("a", epoch).await.unwrap(), "done", "it is told once");
     }
     // A person gives it another five.
-    let reason = "a test".to_owned();
-    let redrive = BulkAction {
-        action: Action::Redrive,
-        filter: Filter::default(),
-        message_ids: Vec::new(),
-        reason,
-        as_of: None,
-        limit: 1,
-    };
-    assert_eq!(
-        fixture
-            .control
-            .messages()
-            .act_on_messages("acme", "orders", &redrive)
-            .await
-            .unwrap()
-            .changed,
-        1
-    );
+    let redrive = inbox_job(Action::Redrive, "orders", JobFilter::default());
+    assert_eq!(carry_out(&fixture.control, "acme", &redrive).await.unwrap().changed, 1);
     assert_eq!(guest.lease(60_000).await.unwrap(), [("a".to_owned(), 6)]);
     assert_eq!(guest.interrupted("a", 6).await.unwrap(), "due");
     fixture.retry_until_settled(&host).await;

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_control::{Action, BulkAction, Filter};
+use oncebox_control::{Action, Filter, JobFilter};
 use oncebox_inbox::SessionSettings;
 use oncebox_model::{
     Output,
@@ -19,8 +19,11 @@ use oncebox_model::{
     policy::{Collision, Policy, RowForm},
     record::Record,
 };
-use oncebox_tests::inbox::{
-    InboxFixture, PlainHandler, PlainHandlers, TestConsumer, both, deliver, execute, record,
+use oncebox_tests::{
+    inbox::{
+        InboxFixture, PlainHandler, PlainHandlers, TestConsumer, both, deliver, execute, record,
+    },
+    job::{carry_out, inbox_job},
 };
 use serde_json::{Map, Value, json};
 
@@ -135,16 +138,8 @@ fn check_alike(
 }
 
 async fn redrive_all(fixture: &InboxFixture, consumer: &TestConsumer) -> i64 {
-    let bulk = BulkAction {
-        action: Action::Redrive,
-        filter: Filter::default(),
-        message_ids: Vec::new(),
-        reason: "it was mended".to_owned(),
-        as_of: None,
-        limit: 1_000,
-    };
-    let messages = fixture.control.messages();
-    messages.act_on_messages("acme", &consumer.row.name, &bulk).await.unwrap().changed
+    let redrive = inbox_job(Action::Redrive, &consumer.row.name, JobFilter::default());
+    carry_out(&fixture.control, "acme", &redrive).await.unwrap().changed
 }
 
 /// What could go wrong: the row of a completed message keeps what it is not to keep, or lacks its

@@ -16,6 +16,7 @@ mod failures;
 mod host_functions;
 mod identity;
 mod inbox_schema;
+mod jobs;
 mod known;
 mod leases;
 mod light;

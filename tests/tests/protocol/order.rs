@@ -5,11 +5,14 @@ mod sequence;
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_control::{Action, BulkAction, Filter};
+use oncebox_control::Action;
 use oncebox_inbox::{ConsumerInbox, SessionSettings, retry::poller::release_unblocked};
 use oncebox_model::{policy::Policy, record::Record};
-use oncebox_tests::inbox::{
-    DEADLINE, Guest, InboxFixture, TestConsumer, both, deliver, drive, open, record, step, take,
+use oncebox_tests::{
+    inbox::{
+        DEADLINE, Guest, InboxFixture, TestConsumer, both, deliver, drive, open, record, step, take,
+    },
+    job::{carry_out, inbox_job, of_reason, these},
 };
 use tokio::time::timeout;
 
@@ -48,20 +51,9 @@ fn check(found: &[(String, String, i32)], expected: &[(&str, &str, i32)]) {
 
 /// A person is done with a message.
 async fn discard(fixture: &InboxFixture, consumer: &TestConsumer, id: &str) {
-    let (filter, message_ids, reason) =
-        (Filter::default(), vec![id.to_owned()], "a test".to_owned());
-    let bulk =
-        BulkAction { action: Action::Discard, filter, message_ids, reason, as_of: None, limit: 1 };
-    assert_eq!(
-        fixture
-            .control
-            .messages()
-            .act_on_messages(&consumer.tenant.name, &consumer.row.name, &bulk)
-            .await
-            .unwrap()
-            .changed,
-        1
-    );
+    let discard = inbox_job(Action::Discard, &consumer.row.name, these(&[id]));
+    let done = carry_out(&fixture.control, &consumer.tenant.name, &discard).await.unwrap();
+    assert_eq!(done.changed, 1);
 }
 
 async fn sweep(fixture: &InboxFixture, consumer: &TestConsumer) -> i64 {

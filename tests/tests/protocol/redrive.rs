@@ -2,24 +2,23 @@
 //! history.
 
 use std::{
+    os::unix::process::ExitStatusExt,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use oncebox_control::{Action, BulkAction, BulkResult, Edit, Filter};
+use oncebox_control::{Action, Edit, JobFilter, JobStep, NewJob};
 use oncebox_inbox::SessionSettings;
-use oncebox_model::{
-    InboxError, MessageStatus, handler::DeliveryKind, hooks::ACTION_POINTS, message::Message,
-    record::Record,
-};
+use oncebox_model::{InboxError, handler::DeliveryKind, message::Message, record::Record};
 use oncebox_tests::{
     host::{HostFixture, Options},
-    inbox::{
-        InboxFixture, PlainHandler, PlainHandlers, Script, TestConsumer, deliver, record, step,
-    },
+    inbox::{InboxFixture, PlainHandler, PlainHandlers, Script, deliver, record, step},
+    job::{carry_out, inbox_job, of_reason, these},
     load::{Load, Work},
 };
+use serde_json::json;
 use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 
 mod dead_letter_topic;
 mod edit;
@@ -28,28 +27,23 @@ mod records;
 
 const QUICK: &str = "retry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }";
 
-fn all(action: Action) -> BulkAction {
-    BulkAction {
-        action,
-        filter: Filter::default(),
-        message_ids: Vec::new(),
-        reason: "it was mended".to_owned(),
-        as_of: None,
-        limit: 1_000,
-    }
+/// A job on all messages of `orders`, or on those of the filter.
+fn job(action: Action, filter: JobFilter) -> NewJob {
+    NewJob { reason: "it was mended".to_owned(), ..inbox_job(action, "orders", filter) }
 }
 
-fn these(action: Action, ids: &[&str]) -> BulkAction {
-    BulkAction { message_ids: ids.iter().map(|id| (*id).to_owned()).collect(), ..all(action) }
+fn all(action: Action) -> NewJob {
+    job(action, JobFilter::default())
 }
 
-async fn act(fixture: &InboxFixture, consumer: &TestConsumer, bulk: &BulkAction) -> BulkResult {
-    fixture
-        .control
-        .messages()
-        .act_on_messages(&consumer.tenant.name, &consumer.row.name, bulk)
-        .await
-        .unwrap()
+async fn act(fixture: &InboxFixture, new: &NewJob) -> i64 {
+    carry_out(&fixture.control, "acme", new).await.unwrap().changed
+}
+
+async fn count(fixture: &InboxFixture, new: &NewJob) -> i64 {
+    let estimate = fixture.control.jobs().estimate("acme", new).await.unwrap();
+    assert!(estimate.is_counted_whole);
+    estimate.messages
 }
 
 /// Events of a message's history: event, attempt, reason, actor.
@@ -79,21 +73,24 @@ async fn a_dead_letter_runs_again_as_what_it_is() {
     assert_eq!(before.state(), ("failed_terminal", Some("sql_error:42P01"), 2));
 
     // Not mended yet: it gets the runs of a new one, and is a dead letter again.
-    let done = act(&fixture, &consumer, &all(Action::Redrive)).await;
-    assert_eq!((done.changed, done.left), (1, 0));
+    let jobs = fixture.control.jobs();
+    let database = jobs.database("acme").await.unwrap();
+    let job_id = jobs.start("acme", &all(Action::Redrive)).await.unwrap().job_id;
+    let mut leased = jobs.lease(&database, "a test", Some(job_id)).await.unwrap().unwrap();
+    jobs.step(&mut leased).await.unwrap();
     assert_eq!(fixture.row(&consumer, "a").await.state(), ("received", None, 0));
     fixture.retry_until_settled(&host).await;
-    let again =
-        act(&fixture, &consumer, &BulkAction { as_of: Some(done.as_of), ..all(Action::Redrive) })
-            .await;
-    assert_eq!((again.changed, again.left), (0, 0), "what failed again since is left alone");
+    jobs.work(leased, &CancellationToken::new()).await;
+    let done = jobs.show("acme", job_id).await.unwrap();
+    // S1-059: what failed again since is left alone.
+    assert_eq!((&*done.state, done.changed, done.left_out.0.len()), ("done", 1, 0), "{done:?}");
 
     let tables = format!(
         "CREATE TABLE {0}.late (n int); GRANT ALL ON {0}.late TO {1}",
         consumer.tenant.schema_name, consumer.tenant.login
     );
     fixture.execute(tables).await;
-    assert_eq!(act(&fixture, &consumer, &these(Action::Redrive, &["a"])).await.changed, 1);
+    assert_eq!(act(&fixture, &job(Action::Redrive, these(&["a"]))).await, 1);
     fixture.retry_until_settled(&host).await;
     let row = fixture.row(&consumer, "a").await;
     assert_eq!((row.state(), &row.result), (("completed", None, 1), &Some(serde_json::json!(7))));
@@ -122,12 +119,15 @@ async fn a_dead_letter_runs_again_as_what_it_is() {
         [failed(1), failed(2), redriven.clone(), failed(1), failed(2), redriven]
     );
     let audit = fixture.control.audit().list(Some("acme"), 10).await.unwrap();
-    let of_redrive: Vec<_> = audit.iter().filter(|entry| entry.action == "inbox.redrive").collect();
-    assert_eq!(of_redrive.len(), 2);
-    assert_eq!(
-        (&*of_redrive[0].subject, &of_redrive[0].details["messages"]),
-        ("acme/orders", &serde_json::json!(1))
-    );
+    let entries = |action: &str| -> Vec<_> {
+        let of = audit.iter().filter(|entry| entry.action == action);
+        of.map(|entry| (entry.subject.clone(), entry.details.clone())).collect()
+    };
+    let (begun, done) = (entries("inbox.redrive"), entries("job.done"));
+    assert_eq!((begun.len(), done.len()), (2, 2), "each job has its begin and its end");
+    assert_eq!((&*begun[0].0, &*done[0].0), ("acme/orders", "acme/orders"));
+    assert_eq!(begun[0].1["reason"], "it was mended");
+    assert_eq!((&done[0].1["messages"], &done[0].1["job_id"]), (&json!(1), &begun[0].1["job_id"]));
     fixture.finish().await;
 }
 
@@ -174,7 +174,7 @@ async fn what_a_handler_is_given_is_what_came_however_often_it_runs() {
         }
         deliver(&host, std::slice::from_ref(&letter)).await;
         fixture.retry_until_settled(&host).await;
-        assert_eq!(act(&fixture, &consumer, &all(Action::Redrive)).await.changed, 1);
+        assert_eq!(act(&fixture, &all(Action::Redrive)).await, 1);
         fixture.retry_until_settled(&host).await;
         for payload in ["park", "result 7"] {
             let edit = Edit { payload: payload.into(), reason: "a typo".to_owned(), as_of: None };
@@ -279,7 +279,7 @@ async fn what_is_open_is_counted_by_state_and_reason() {
         alerts.iter().map(|alert| alert.name).collect::<Vec<_>>(),
         ["pending_age_s", "collisions"]
     );
-    act(&fixture, &consumer, &all(Action::Discard)).await;
+    act(&fixture, &all(Action::Discard)).await;
     assert_eq!(count().await, Default::default());
     fixture.finish().await;
 }
@@ -369,34 +369,15 @@ async fn only_what_it_is_for_is_touched() {
         unrouted,
     ];
     deliver(&host, &log).await;
-    let count = async |bulk: BulkAction| {
-        self::act(&fixture, &consumer, &BulkAction { limit: 0, ..bulk }).await.left
-    };
-    assert_eq!(
-        (
-            count(all(Action::Redrive)).await,
-            count(all(Action::Discard)).await,
-            count(all(Action::Retry)).await
-        ),
-        (3, 5, 1)
-    );
-    assert_eq!(
-        count(these(Action::Redrive, &["done", "later", "undecodable:t:0:4", "nothing"])).await,
-        0
-    );
-    let by_reason = |reason: &str| Filter { reason: Some(reason.to_owned()), ..Filter::default() };
-    assert_eq!(
-        count(BulkAction { filter: by_reason("no_route"), ..all(Action::Redrive) }).await,
-        1
-    );
-    assert_eq!(
-        count(BulkAction {
-            filter: Filter { status: Some(MessageStatus::Parked), ..Filter::default() },
-            ..all(Action::Redrive)
-        })
-        .await,
-        2
-    );
+    let count = async |action, filter| self::count(&fixture, &job(action, filter)).await;
+    for (action, messages) in [(Action::Redrive, 3), (Action::Discard, 5), (Action::Retry, 1)] {
+        assert_eq!(count(action, JobFilter::default()).await, messages, "{action:?}");
+    }
+    let others = these(&["done", "later", "undecodable:t:0:4", "nothing"]);
+    assert_eq!(count(Action::Redrive, others.clone()).await, 0);
+    assert_eq!(count(Action::Redrive, of_reason("no_route")).await, 1);
+    let parked = JobFilter { status: Some("parked".to_owned()), ..JobFilter::default() };
+    assert_eq!(count(Action::Redrive, parked).await, 2);
     assert!(
         fixture
             .control
@@ -409,28 +390,17 @@ async fn only_what_it_is_for_is_touched() {
         "nothing was done"
     );
 
-    assert_eq!(act(&fixture, &consumer, &all(Action::Retry)).await.changed, 1);
+    let done = carry_out(&fixture.control, "acme", &job(Action::Redrive, others)).await.unwrap();
+    assert_eq!(done.left_out.0, [("undecodable".to_owned(), 1)].into(), "{done:?}");
+    assert_eq!(act(&fixture, &all(Action::Retry)).await, 1);
     assert_eq!(step(&host).await.unwrap(), 1);
     assert_eq!(fixture.row(&consumer, "later").await.state(), ("completed", None, 2));
-    assert_eq!(
-        act(
-            &fixture,
-            &consumer,
-            &BulkAction { filter: by_reason("reject"), ..all(Action::Discard) }
-        )
-        .await
-        .changed,
-        1
-    );
+    assert_eq!(act(&fixture, &job(Action::Discard, of_reason("reject"))).await, 1);
     // S0-008, S0-030, S1-030.
     assert_eq!(fixture.row(&consumer, "rejected").await.state(), ("discarded", Some("reject"), 1));
-    assert_eq!(act(&fixture, &consumer, &these(Action::Redrive, &["rejected"])).await.changed, 0);
-    let missing = fixture
-        .control
-        .messages()
-        .act_on_messages("acme", "nobody", &all(Action::Redrive))
-        .await
-        .unwrap_err();
+    assert_eq!(act(&fixture, &job(Action::Redrive, these(&["rejected"]))).await, 0);
+    let of_nobody = NewJob { consumer: Some("nobody".to_owned()), ..all(Action::Redrive) };
+    let missing = fixture.control.jobs().start("acme", &of_nobody).await.unwrap_err();
     assert!(matches!(missing, InboxError::NotFound(_)), "{missing}");
     fixture.finish().await;
 }
@@ -446,23 +416,24 @@ async fn a_command_runs_what_waits_for_its_retry_once() {
     let host = fixture.host(&consumer);
     let log: Vec<Record> = (0..3).map(|n| record(n, &format!("m{n}"), "trap")).collect();
     deliver(&host, &log).await;
-    let mut request = BulkAction { limit: 2, ..all(Action::Retry) };
-    let mut changed = 0;
-    for left in [1, 0, 0] {
-        let done = act(&fixture, &consumer, &request).await;
+    let jobs = fixture.control.jobs();
+    let database = jobs.database("acme").await.unwrap();
+    // Two messages a page, as two a second are.
+    let slow = NewJob { rate: Some(2), ..all(Action::Retry) };
+    let job_id = jobs.start("acme", &slow).await.unwrap().job_id;
+    let mut leased = jobs.lease(&database, "a test", Some(job_id)).await.unwrap().unwrap();
+    for changed in [2, 3, 3] {
+        let next = jobs.step(&mut leased).await.unwrap();
+        let done = jobs.show("acme", job_id).await.unwrap();
+        let pause = if changed == 2 { Duration::from_secs(1) } else { Duration::ZERO };
+        assert!(matches!(next, JobStep::Next(due) if due >= pause), "{next:?}");
         while step(&host).await.unwrap() > 0 {}
-        assert_eq!(done.left, left);
-        changed += done.changed;
-        request.as_of = Some(done.as_of);
+        assert_eq!(done.changed, changed);
     }
-    assert_eq!(changed, 3);
+    jobs.work(leased, &CancellationToken::new()).await;
     let attempts: Vec<_> = fixture.rows().await.into_iter().map(|row| row.attempts).collect();
     assert_eq!(attempts, [2, 2, 2]);
-    assert_eq!(
-        act(&fixture, &consumer, &all(Action::Retry)).await.changed,
-        3,
-        "said again, it is done again"
-    );
+    assert_eq!(act(&fixture, &all(Action::Retry)).await, 3, "said again, it is done again");
     fixture.finish().await;
 }
 
@@ -478,17 +449,8 @@ async fn asked_twice_it_is_done_once() {
     deliver(&host, &log).await;
     // The scripted handler does what the payload says.
     fixture.execute("UPDATE oncebox.inbox SET payload = '' WHERE status = 'failed_terminal'").await;
-    let people = (0..3).map(|_| async {
-        let mut changed = 0;
-        loop {
-            let done =
-                act(&fixture, &consumer, &BulkAction { limit: 40, ..all(Action::Redrive) }).await;
-            changed += done.changed;
-            if done.left == 0 {
-                return changed;
-            }
-        }
-    });
+    let job = all(Action::Redrive);
+    let people = (0..3).map(|_| act(&fixture, &job));
     let changed: i64 = futures::future::join_all(people).await.into_iter().sum();
     // S1-011.
     assert_eq!(changed, LETTERS);
@@ -502,13 +464,14 @@ async fn asked_twice_it_is_done_once() {
         LETTERS
     );
     const AUDITED: &str = "SELECT sum((details->>'messages')::bigint)::bigint FROM oncebox.audit \
-        WHERE action = 'inbox.redrive'";
+        WHERE action = 'job.done'";
     assert_eq!(fixture.number(AUDITED).await, LETTERS);
     fixture.finish().await;
 }
 
-/// What could go wrong: someone who redrives, or the host that runs what is redriven, dies in the
-/// middle, and messages run twice, never, or nobody knows who did it. S1-011, S1-059, S0-042.
+/// What could go wrong: the host that carries out a redrive, or the command that started it, dies in
+/// the middle, and messages run twice, never, or nobody knows who did it; or two redrives at once
+/// run a message twice. S1-011, S1-059, S0-042.
 ///
 /// `ONCEBOX_REDRIVE_DEAD_LETTERS` says how many dead letters there are (3,000 by default).
 #[tokio::test(flavor = "multi_thread")]
@@ -518,79 +481,74 @@ async fn dead_letters_are_redriven_twice_while_hosts_die() {
     let fixture = HostFixture::with(Options { partitions: 4, ..Options::default() }).await.unwrap();
     fixture.send(&Load::of((0..dead_letters).map(|_| Work::Park))).await.unwrap();
     let host = fixture.start("a", &[]).unwrap();
-    let started = Instant::now();
     let parked = "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status = \
         'parked' AND reason = 'park'";
-    while fixture.number(parked).await.unwrap() < dead_letters as i64 {
-        assert!(
-            started.elapsed() < Duration::from_secs(600),
-            "only {} are parked",
-            fixture.number(parked).await.unwrap()
-        );
-        sleep(Duration::from_millis(100)).await;
-    }
+    until(&fixture, parked, dead_letters as i64).await;
     // What they waited for.
     fixture.execute("INSERT INTO {schema}.account (account) VALUES ('nowhere')").await.unwrap();
+    host.stop().await.unwrap();
 
     let tenant = fixture.tenant.name.clone();
-    let command = [
-        "inbox",
-        "redrive",
-        "--tenant",
-        &tenant,
-        "--consumer",
-        "payments",
-        "--reason",
-        "park",
-        "--because",
-        "the account is open",
-    ];
-    for point in ACTION_POINTS {
-        let died =
-            fixture.command(&command, &[("ONCEBOX_FAILPOINT", &format!("{point}@3"))]).unwrap();
-        assert_eq!(
-            std::os::unix::process::ExitStatusExt::signal(&died.status),
-            Some(libc::SIGKILL),
-            "{died:?}"
-        );
+    let one_tenant = ["--tenant", &tenant];
+    let redrive = ["--consumer", "payments", "--reason", "park", "--because", "it is open"];
+    let start = [&["inbox", "redrive", "--detach"], &one_tenant[..], &redrive].concat();
+    fixture.ok(&start).await.unwrap();
+    let one = "SELECT count(*) FROM oncebox.job WHERE state = 'running' AND changed = 0";
+    assert_eq!(fixture.number(one).await.unwrap(), 1, "no host works on it yet");
+    // Hosts that end with the job in hand: before a page's commit, behind it, and before the end's.
+    for point in ["job:lease:after", "inbox:action:before@2", "inbox:action:after@3"] {
+        let died = fixture.start("dying", &[("ONCEBOX_FAILPOINT", point)]).unwrap();
+        let status = died.wait_exit(Duration::from_secs(60)).await.unwrap();
+        assert_eq!(status.signal(), Some(libc::SIGKILL), "{point}: {status:?}");
+        end_leases(&fixture).await;
     }
-    let (one, other) = tokio::join!(fixture.ok(&command), fixture.ok(&command));
-    println!("{}{}", one.unwrap(), other.unwrap());
-    host.kill().await.unwrap();
+    // Two more redrives of the same messages, of which one command is broken off.
+    let (other, broken) = (&start[..2], &start[3..]);
+    let again = [other, broken].concat();
     let hosts = ["a", "b"].map(|name| fixture.start(name, &[]).unwrap());
-    sleep(Duration::from_millis(1_500)).await;
+    let (one, two) = tokio::join!(fixture.ok(&again), fixture.ok(&start));
+    println!("{}{}", one.unwrap(), two.unwrap());
     hosts[1].kill().await.unwrap();
-    assert!(fixture.ok(&command).await.unwrap().contains("there is nothing to redrive"));
+    end_leases(&fixture).await;
+    let over = "SELECT count(*) FROM oncebox.job WHERE state = 'done'";
+    until(&fixture, over, 3).await;
+    assert!(fixture.ok(&again).await.unwrap().contains("there is nothing to redrive"));
 
     let completed = "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status \
         = 'completed'";
-    let started = Instant::now();
-    while fixture.number(completed).await.unwrap() < dead_letters as i64 {
-        assert!(
-            started.elapsed() < Duration::from_secs(600),
-            "only {} completed",
-            fixture.number(completed).await.unwrap()
-        );
-        sleep(Duration::from_millis(100)).await;
-    }
+    until(&fixture, completed, dead_letters as i64).await;
     fixture.check_whole().await.unwrap();
     // S1-001, S1-011, S1-059, S3-023.
-    assert_eq!(
-        fixture.number("SELECT count(*) FROM {schema}.ledger_entry").await.unwrap(),
-        dead_letters as i64
-    );
-    assert_eq!(
-        fixture
-            .number("SELECT count(DISTINCT message_id) FROM {schema}.ledger_entry")
-            .await
-            .unwrap(),
-        dead_letters as i64
-    );
+    let entries = "SELECT count(*) FROM {schema}.ledger_entry";
+    assert_eq!(fixture.number(entries).await.unwrap(), dead_letters as i64);
+    let distinct = "SELECT count(DISTINCT message_id) FROM {schema}.ledger_entry";
+    assert_eq!(fixture.number(distinct).await.unwrap(), dead_letters as i64);
     const REDRIVEN: &str = "SELECT count(*) FROM oncebox.inbox_history WHERE event = 'redriven' \
-        AND reason = 'the account is open'";
+        AND reason = 'it is open'";
     assert_eq!(fixture.number(REDRIVEN).await.unwrap(), dead_letters as i64, "each has one entry");
     const AUDITED: &str = "SELECT sum((details->>'messages')::bigint)::bigint FROM oncebox.audit \
-        WHERE action = 'inbox.redrive'";
+        WHERE action = 'job.done'";
     assert_eq!(fixture.number(AUDITED).await.unwrap(), dead_letters as i64);
+    const ENDED: &str = "SELECT count(*) FROM oncebox.audit WHERE action = 'job.done'";
+    assert_eq!(fixture.number(ENDED).await.unwrap(), 4, "each job ends once");
     hosts[0].stop().await.unwrap();
+}
+
+/// Ends the leases of hosts that are gone, as time does.
+async fn end_leases(fixture: &HostFixture) {
+    const END: &str = "UPDATE oncebox.job SET locked_until = now() WHERE locked_until IS NOT NULL";
+    fixture.execute(END).await.unwrap();
+}
+
+/// Waits until a count is this one, as long as it moves.
+async fn until(fixture: &HostFixture, count: &str, expected: i64) {
+    let (mut found, mut moved_at) = (-1, Instant::now());
+    while found != expected {
+        let now = fixture.number(count).await.unwrap();
+        if now != found {
+            (found, moved_at) = (now, Instant::now());
+        }
+        assert!(moved_at.elapsed() < Duration::from_secs(120), "{found} of {expected}: {count}");
+        sleep(Duration::from_millis(100)).await;
+    }
 }

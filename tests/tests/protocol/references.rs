@@ -11,8 +11,7 @@ mod identity;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use oncebox_control::{
-    Action, BulkAction, Control, Edit, FetchLimits, Filter, HostLimits, MasterKey, NewTenantStore,
-    Stores, Tenant,
+    Action, Control, Edit, FetchLimits, HostLimits, MasterKey, NewTenantStore, Stores, Tenant,
 };
 use oncebox_inbox::{Budget, ConsumerInbox, SessionSettings, Sessions, retry};
 use oncebox_model::{
@@ -22,6 +21,7 @@ use oncebox_model::{
 };
 use oncebox_tests::{
     inbox::{DEADLINE, InboxFixture, TestConsumer, both, deliver, drive, record, step, take},
+    job::{carry_out, inbox_job, these},
     s3::{ACCESS_KEY_ID, BUCKET, S3Server, SECRET_ACCESS_KEY},
     wait,
 };
@@ -89,16 +89,8 @@ fn referring(offset: i64, id: &str, reference: &str) -> Record {
 }
 
 async fn redrive(fixture: &InboxFixture, consumer: &TestConsumer, id: &str) {
-    let bulk = BulkAction {
-        action: Action::Redrive,
-        filter: Filter::default(),
-        message_ids: vec![id.to_owned()],
-        reason: "it was mended".to_owned(),
-        as_of: None,
-        limit: 1,
-    };
-    let (tenant, name) = (&consumer.tenant.name, &consumer.row.name);
-    let done = fixture.control.messages().act_on_messages(tenant, name, &bulk).await.unwrap();
+    let redrive = inbox_job(Action::Redrive, &consumer.row.name, these(&[id]));
+    let done = carry_out(&fixture.control, &consumer.tenant.name, &redrive).await.unwrap();
     assert_eq!(done.changed, 1, "{id}");
 }
 

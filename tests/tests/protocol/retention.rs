@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use oncebox_control::{Action, BulkAction, Filter, Removal, RetentionRun};
+use oncebox_control::{Action, Removal, RetentionRun};
 use oncebox_model::{
     policy::{Retention, TimeSpan},
     record::Record,
@@ -11,6 +11,7 @@ use oncebox_model::{
 use oncebox_tests::{
     aging::{age, old_partition},
     inbox::{InboxFixture, PlainHandlers, TestConsumer, both, deliver, record, records},
+    job::{carry_out, inbox_job, these},
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use sqlx::{AssertSqlSafe, Connection};
@@ -55,15 +56,8 @@ async fn retain_one(fixture: &InboxFixture) -> Removal {
 }
 
 async fn act(fixture: &InboxFixture, action: Action, ids: &[&str]) -> i64 {
-    let bulk = BulkAction {
-        action,
-        filter: Filter::default(),
-        message_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
-        reason: "the test says so".to_owned(),
-        as_of: None,
-        limit: 1_000,
-    };
-    fixture.control.messages().act_on_messages("acme", "orders", &bulk).await.unwrap().changed
+    let job = inbox_job(action, "orders", these(ids));
+    carry_out(&fixture.control, "acme", &job).await.unwrap().changed
 }
 
 /// The ids in the inbox, with their statuses.

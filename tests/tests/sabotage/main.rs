@@ -18,8 +18,8 @@ use anyhow::Result;
 use chrono::{DateTime, Utc};
 use futures::{FutureExt, future::LocalBoxFuture};
 use oncebox_control::{
-    Action, ArchiveOptions, ArchiveStore, BulkAction, DeploymentRole, Edit, ErasureRequest,
-    ErasureTarget, FetchLimits, Filter, NewDeployment, NewEndpoint, NewTenantStore, ReplayFilter,
+    Action, ArchiveOptions, ArchiveStore, DeploymentRole, Edit, ErasureRequest, ErasureTarget,
+    FetchLimits, JobFilter, NewDeployment, NewEndpoint, NewJob, NewTenantStore, ReplayFilter,
     ReplayStart, Stores,
 };
 use oncebox_inbox::{
@@ -44,6 +44,7 @@ use oncebox_tests::{
         Guest, InboxFixture, PlainHandler, PlainHandlers, Script, TestConsumer, deliver, drive,
         execute, open, record, records, step,
     },
+    job::{carry_out, inbox_job, these, work_off},
     load::{Load, Work},
     lookup3::Forger,
     outgoing::{
@@ -94,6 +95,7 @@ const FORGOTTEN: &str = "a message waits for nothing";
 const HOST_HELD_UP: &str = "the host is held up by a tenant's locks";
 const REFUSED: &str = "a kept place is refused";
 const EMITTED_OTHERS: &str = "outgoing messages are not those of the completed messages";
+const MISCOUNTED: &str = "a job counts other messages than it changed";
 const NOT_WHAT_CAME: &str = "a redriven message is not what came";
 
 static DEFECTS: &[Defect] = &[
@@ -599,6 +601,13 @@ static DEFECTS: &[Defect] = &[
             "AND false",
         )]),
     },
+    // Jobs
+    Defect {
+        name: "job_lease_unchecked",
+        scenario: "a job that two hosts have",
+        sees: MISCOUNTED,
+        made: Made::Switch,
+    },
     // Outgoing messages
     Defect {
         name: "outgoing_ids_random",
@@ -943,6 +952,7 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("a replay that two hosts have", |defect| replay_of_two(defect).map(Ok).boxed_local()),
     ("a replay against its kind", |defect| replay_of_commands(defect).map(Ok).boxed_local()),
     ("a replay beside a message of its key", |defect| replay_of_key(defect).map(Ok).boxed_local()),
+    ("a job that two hosts have", |defect| job_of_two(defect).map(Ok).boxed_local()),
     ("messages that emit", |defect| emissions(defect).map(Ok).boxed_local()),
     ("a cancel of a message that fails", |defect| failing_cancel(defect).map(Ok).boxed_local()),
     ("a cancel beside a relay", |defect| cancel_beside_a_relay(defect).map(Ok).boxed_local()),
@@ -2175,12 +2185,7 @@ async fn version_given_up(defect: Option<&Defect>) {
         &[of_version(0, "k1", 1, "park"), of_version(1, "k2", 2, "")],
     )
     .await;
-    fixture
-        .control
-        .messages()
-        .act_on_messages("acme", "orders", &of(Action::Discard, "k1"))
-        .await
-        .unwrap();
+    act(&fixture, Action::Discard, "k1").await;
     finish_in_order(fixture, &consumer).await;
 }
 
@@ -2736,12 +2741,37 @@ async fn replay_of_key(defect: Option<&Defect>) {
     fixture.finish().await;
 }
 
+// Jobs ----------------------------------------------------------------------------------------
+
+/// The lease of a host's job runs out between two pages, and another host has the job.
+async fn job_of_two(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "payload = 'all'").await;
+    let log: Vec<_> = (0..6).map(|n| record(n, &format!("m{n}"), "park")).collect();
+    deliver(&fixture.host(&consumer), &log).await;
+    let jobs = fixture.control.jobs();
+    let database = jobs.database("acme").await.unwrap();
+    let slow =
+        NewJob { rate: Some(2), ..inbox_job(Action::Discard, "orders", JobFilter::default()) };
+    let job_id = jobs.start("acme", &slow).await.unwrap().job_id;
+    let mut hosts = Vec::new();
+    for owner in ["slow", "quick"] {
+        let mut leased = jobs.lease(&database, owner, Some(job_id)).await.unwrap().unwrap();
+        jobs.step(&mut leased).await.unwrap();
+        fixture.execute("UPDATE oncebox.job SET locked_until = now() - interval '1 s'").await;
+        hosts.push(leased);
+    }
+    jobs.step(&mut hosts[0]).await.unwrap();
+    let done = work_off(&fixture.control, "acme", job_id).await.unwrap();
+    assert_eq!(done.changed, 6, "{MISCOUNTED}");
+    fixture.finish().await;
+}
+
 // Redrive -------------------------------------------------------------------------------------
 
-fn of(action: Action, id: &str) -> BulkAction {
-    let (filter, message_ids, reason) =
-        (Filter::default(), vec![id.to_owned()], "a test".to_owned());
-    BulkAction { action, filter, message_ids, reason, as_of: None, limit: 1 }
+/// Acts on one message of `orders`, as a host carries out a job.
+async fn act(fixture: &InboxFixture, action: Action, id: &str) {
+    carry_out(&fixture.control, "acme", &inbox_job(action, "orders", these(&[id]))).await.unwrap();
 }
 
 /// A message that a person runs again is given to its handler as it came.
@@ -2759,12 +2789,7 @@ async fn redriven(defect: Option<&Defect>) {
     letter.headers.push(("causation".to_owned(), b"c-1".to_vec()));
     deliver(&host, &[letter]).await;
     let first = given.lock().unwrap().len();
-    fixture
-        .control
-        .messages()
-        .act_on_messages("acme", "orders", &of(Action::Redrive, "a"))
-        .await
-        .unwrap();
+    act(&fixture, Action::Redrive, "a").await;
     fixture.retry_until_settled(&host).await;
     let given = given.lock().unwrap().clone();
     assert_eq!(given.len(), first + 1);
@@ -2779,12 +2804,7 @@ async fn redriven_twice(defect: Option<&Defect>) {
     let host = fixture.host(&consumer);
     deliver(&host, &[record(0, "a", "park")]).await;
     fixture.execute("UPDATE oncebox.inbox SET payload = ''").await;
-    fixture
-        .control
-        .messages()
-        .act_on_messages("acme", "orders", &of(Action::Redrive, "a"))
-        .await
-        .unwrap();
+    act(&fixture, Action::Redrive, "a").await;
     fixture.check_rows().await;
     fixture.retry_until_settled(&host).await;
     // Someone who had chosen the same message before.
@@ -2872,12 +2892,7 @@ async fn discarded(defect: Option<&Defect>) {
     let fixture = fixture(defect).await;
     let consumer = fixture.simple(TRAIL, BY_KEY).await;
     deliver(&fixture.host(&consumer), &[of_key(0, "k1", "park"), of_key(1, "k2", "")]).await;
-    fixture
-        .control
-        .messages()
-        .act_on_messages("acme", "orders", &of(Action::Discard, "k1"))
-        .await
-        .unwrap();
+    act(&fixture, Action::Discard, "k1").await;
     finish_in_order(fixture, &consumer).await;
 }
 
@@ -2891,14 +2906,16 @@ async fn discard_beside_a_claim(defect: Option<&Defect>) {
         deliver(&other, &[of_key(1, "k2", ""), of_key(2, "x1", "gate live")]).await
     });
     fixture.script.gate("live").reached(1).await;
-    let discard = of(Action::Discard, "k1");
-    let first =
-        fixture.control.messages().act_on_messages("acme", "orders", &discard).await.unwrap();
+    let jobs = fixture.control.jobs();
+    let discard = inbox_job(Action::Discard, "orders", these(&["k1"]));
+    let job_id = jobs.start("acme", &discard).await.unwrap().job_id;
+    let database = jobs.database("acme").await.unwrap();
+    let mut leased = jobs.lease(&database, "a test", Some(job_id)).await.unwrap().unwrap();
+    jobs.step(&mut leased).await.unwrap();
     fixture.script.gate("live").open();
     live.await.unwrap();
-    if first.left > 0 {
-        fixture.control.messages().act_on_messages("acme", "orders", &discard).await.unwrap();
-    }
+    jobs.work(leased, &CancellationToken::new()).await;
+    work_off(&fixture.control, "acme", job_id).await.unwrap();
     finish_in_order(fixture, &consumer).await;
 }
 

@@ -1,20 +1,13 @@
 //! Actions of operators on messages that do not continue by themselves. A redrive runs dead letters
 //! again, a discard excludes messages from any run, and a retry makes later attempts due at once.
 //!
-//! The state of the messages is the progress. A call takes a batch, and a repeated call continues
-//! with the rest. Each message is acted on once, however many calls and callers request it.
+//! The state of the messages is the progress: a message that was acted on is not selected again.
 
 use chrono::{DateTime, Utc};
-use oncebox_model::{error::InboxError, hooks};
-use serde_json::json;
-use sqlx::{PgConnection, PgPool, Postgres, QueryBuilder};
+use oncebox_model::{MessageStatus, error::InboxError};
+use sqlx::{Executor, PgConnection, PgPool, Postgres, QueryBuilder};
 
-use crate::{
-    audit::Subject,
-    consumers::Consumer,
-    handles::Messages,
-    messages::filter::{FROM, Filter},
-};
+use crate::{consumers::Consumer, messages::filter::Filter};
 
 /// An action on messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,162 +32,176 @@ impl Action {
         }
     }
 
-    /// Returns the condition on the action's messages, behind [`FROM`], in two parts: before and
-    /// after the bound `as_of` time. `oncebox.act_on_messages` checks each message again.
+    /// Returns the statuses of the action's messages. A message moves to a later one by itself
+    /// while a job passes over them in this order.
+    pub(crate) fn statuses(self) -> &'static [MessageStatus] {
+        use MessageStatus::{FailedRetryable, FailedTerminal, Parked, Received, Waiting};
+        match self {
+            Self::Redrive => &[FailedTerminal, Parked],
+            Self::Discard => &[Waiting, Received, FailedRetryable, FailedTerminal, Parked],
+            Self::Retry => &[FailedRetryable],
+        }
+    }
+
+    /// Returns the condition on the action's messages beside their statuses, before and after the
+    /// bound time of the action. `oncebox.act_on_messages` checks each message again.
     fn condition(self) -> [&'static str; 2] {
         match self {
-            Self::Redrive => [
-                " AND i.status IN ('failed_terminal', 'parked') AND i.headers IS NOT NULL AND \
-                    i.reason !~ '^(undecodable|unclaimable)' \
-                 AND NOT oncebox.is_unordered(i) AND i.processed_at <= ",
-                "",
-            ],
-            Self::Discard => [
-                " AND i.status IN ('received', 'failed_retryable', 'failed_terminal', 'parked', \
-                    'waiting') AND i.received_at <= ",
-                "",
-            ],
-            Self::Retry => [
-                " AND i.status = 'failed_retryable' AND i.next_attempt_at > now() AND NOT \
-                    oncebox.changed_since(i, ",
-                ")",
-            ],
-        }
-    }
-}
-
-/// An action, with the selection of its messages.
-#[derive(Debug, Clone)]
-pub struct BulkAction {
-    /// Action.
-    pub action: Action,
-    /// Filter for messages of the consumer; its cursor and its limit have no effect.
-    pub filter: Filter,
-    /// Ids of the messages; empty for all that the filter takes.
-    pub message_ids: Vec<String>,
-    /// Reason; stored with each message and in the audit log.
-    pub reason: String,
-    /// Latest time by which a message was received, or became a dead letter; none for the present
-    /// time. A caller that works in batches gives an equal time for each, so that it leaves alone
-    /// messages that fail again in between.
-    pub as_of: Option<DateTime<Utc>>,
-    /// Most messages of one call; 0 only counts them.
-    pub limit: u32,
-}
-
-/// The result of one call of an action.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BulkResult {
-    /// Messages that were changed.
-    pub changed: i64,
-    /// Messages that are left, counted up to 100,000.
-    pub left: i64,
-    /// Time as of which the messages were selected, as in [`BulkAction::as_of`].
-    pub as_of: DateTime<Utc>,
-}
-
-/// Most messages that are counted.
-const COUNT_MAX: i64 = 100_000;
-
-impl Messages<'_> {
-    /// Does the action on a batch of messages, or counts them.
-    pub async fn act_on_messages(
-        &self,
-        tenant: &str,
-        name: &str,
-        bulk: &BulkAction,
-    ) -> Result<BulkResult, InboxError> {
-        let consumer = self.0.consumers().get(tenant, name).await?;
-        if consumer.state.is_deleting() {
-            return Err(InboxError::conflict(format!(
-                "consumer `{tenant}/{name}` is being deleted"
-            )));
-        }
-        let database = self.0.tenant_databases().get(&self.0.tenants().get(tenant).await?)?;
-        let versions = self.versions_like(bulk.filter.version.as_deref()).await?;
-        let as_of = match bulk.as_of {
-            Some(as_of) => as_of,
-            None => sqlx::query_scalar("SELECT now()").fetch_one(&database.pool).await?,
-        };
-        if bulk.action != Action::Discard {
-            refuse_erased(&database.pool, &consumer, &bulk.message_ids).await?;
-        }
-        let selection = Selection { consumer: &consumer, bulk, versions: &versions, as_of };
-        let mut changed = 0;
-        if bulk.limit > 0 {
-            let ids = selection.ids(&database.pool).await?;
-            if !ids.is_empty() {
-                hooks::point("inbox:action:before");
-                changed = self
-                    .act_on_ids(&consumer, &database.pool, database.is_dedicated, bulk, &ids, as_of)
-                    .await?;
-                hooks::point("inbox:action:after");
+            Self::Redrive => [" AND i.processed_at <= ", ""],
+            Self::Discard => [" AND i.received_at <= ", ""],
+            Self::Retry => {
+                [" AND i.next_attempt_at > now() AND NOT oncebox.changed_since(i, ", ")"]
             }
         }
-        Ok(BulkResult { changed, left: selection.count(&database.pool).await?, as_of })
     }
 
-    /// Does the action on messages with these ids, and writes the audit log. The log is written in
-    /// the transaction of the change; where the messages are in another database, before it.
-    async fn act_on_ids(
-        &self,
-        consumer: &Consumer,
-        database: &PgPool,
-        is_dedicated: bool,
-        bulk: &BulkAction,
-        ids: &[String],
-        as_of: DateTime<Utc>,
-    ) -> Result<i64, InboxError> {
-        let subject = || Subject::of(&consumer.tenant, &consumer.name);
-        let action = format!("inbox.{}", bulk.action.name());
-        let details =
-            |messages: i64| json!({ "reason": bulk.reason, "messages": messages, "as_of": as_of });
-        if is_dedicated {
-            let mut tx = self.0.pool.begin().await?;
-            self.0.audit().record(&mut tx, &action, subject(), details(ids.len() as i64)).await?;
-            tx.commit().await?;
+    /// Returns the expression for what keeps a message of the condition from the action: the name
+    /// of an [`Obstacle`], or null.
+    fn obstacle(self) -> &'static str {
+        match self {
+            Self::Redrive => {
+                "CASE WHEN i.erased_at IS NOT NULL THEN 'erased' \
+                    WHEN i.reason ~ '^(undecodable|unclaimable)' THEN 'undecodable' \
+                    WHEN i.headers IS NULL THEN 'no_record' \
+                    WHEN oncebox.is_unordered(i) THEN 'unordered' END"
+            }
+            Self::Discard | Self::Retry => "NULL::text",
         }
-        let mut tx = database.begin().await?;
-        let changed = self.act_in(&mut tx, consumer, bulk, ids, as_of).await?;
-        if !is_dedicated && changed > 0 {
-            self.0.audit().record(&mut tx, &action, subject(), details(changed)).await?;
-        }
-        tx.commit().await?;
-        Ok(changed)
     }
+}
 
-    async fn act_in(
+/// The messages of an action.
+pub(crate) struct Selection<'a> {
+    pub(crate) consumer_id: i32,
+    pub(crate) class: i16,
+    pub(crate) action: Action,
+    pub(crate) filter: &'a Filter,
+    /// Versions that the filter's digest names, where it has one.
+    pub(crate) versions: &'a Option<Vec<i32>>,
+    /// Ids, of which a message has one; none for any.
+    pub(crate) ids: Option<&'a [String]>,
+    /// Latest time by which a message was received, or became a dead letter.
+    pub(crate) as_of: DateTime<Utc>,
+}
+
+/// A message in one of the action's statuses.
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
+pub(crate) struct Candidate {
+    pub(crate) message_id: String,
+    pub(crate) received_at: DateTime<Utc>,
+    /// Whether the filter takes it.
+    pub(crate) is_selected: bool,
+    /// What keeps it from the action; none where nothing does.
+    pub(crate) obstacle: Option<String>,
+}
+
+impl Selection<'_> {
+    /// Counts the messages that the action would change, up to a limit.
+    pub(crate) async fn count(
         &self,
         connection: &mut PgConnection,
-        consumer: &Consumer,
-        bulk: &BulkAction,
-        ids: &[String],
-        as_of: DateTime<Utc>,
+        limit: i64,
+    ) -> Result<i64, sqlx::Error> {
+        let mut query =
+            QueryBuilder::new("SELECT count(*) FROM (SELECT FROM oncebox.inbox i WHERE");
+        self.push_consumer(&mut query);
+        let statuses = self.action.statuses().iter().map(|status| status.as_str());
+        query.push(" AND i.status IN ('").push(Vec::from_iter(statuses).join("', '")).push("')");
+        query.push(" AND i.status <> 'completed'");
+        self.push_ids(&mut query);
+        self.push_selected(&mut query);
+        query.push(" AND ").push(self.action.obstacle()).push(" IS NULL");
+        query.push(" LIMIT ").push_bind(limit).push(") m");
+        query.build_query_scalar().fetch_one(connection).await
+    }
+
+    /// Reads the next messages of a status from the oldest on, whether the filter takes them or
+    /// not: so a page reads its rows alone. With ids it is all of them.
+    pub(crate) async fn page(
+        &self,
+        connection: &mut PgConnection,
+        status: MessageStatus,
+        after: &Option<(DateTime<Utc>, String)>,
+        limit: i64,
+    ) -> Result<Vec<Candidate>, InboxError> {
+        // The index on what is open serves each partition in order.
+        const PLAN: &str = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; \
+            SET LOCAL enable_sort = off; SET LOCAL jit = off";
+        connection.execute(sqlx::raw_sql(PLAN)).await?;
+        let mut query = self.page_query(status, after, limit);
+        Ok(query.build_query_as().fetch_all(connection).await?)
+    }
+
+    fn page_query(
+        &self,
+        status: MessageStatus,
+        after: &Option<(DateTime<Utc>, String)>,
+        limit: i64,
+    ) -> QueryBuilder<Postgres> {
+        let mut query = QueryBuilder::new("SELECT i.message_id, i.received_at, (true");
+        self.push_selected(&mut query);
+        query.push(") IS TRUE AS is_selected, ").push(self.action.obstacle());
+        query.push(" AS obstacle FROM oncebox.inbox i WHERE");
+        self.push_consumer(&mut query);
+        query.push(" AND i.status = ").push_bind(status);
+        query.push(" AND i.status <> 'completed'");
+        self.push_ids(&mut query);
+        if let Some((at, id)) = after {
+            query.push(" AND i.received_at >= ").push_bind(*at);
+            query.push(" AND (i.received_at > ").push_bind(*at);
+            query.push(" OR i.message_id COLLATE \"C\" > ").push_bind(id.clone()).push(")");
+        }
+        query.push(" ORDER BY i.received_at, i.message_id COLLATE \"C\" LIMIT ").push_bind(limit);
+        query
+    }
+
+    fn push_consumer(&self, query: &mut QueryBuilder<Postgres>) {
+        query.push(" i.consumer_id = ").push_bind(self.consumer_id);
+        query.push(" AND i.retention_class = ").push_bind(self.class);
+    }
+
+    fn push_ids(&self, query: &mut QueryBuilder<Postgres>) {
+        if let Some(ids) = self.ids {
+            query.push(" AND i.message_id = ANY (").push_bind(ids.to_vec()).push(")");
+        }
+    }
+
+    fn push_selected(&self, query: &mut QueryBuilder<Postgres>) {
+        let [before, after] = self.action.condition();
+        query.push(before).push_bind(self.as_of).push(after);
+        self.filter.push(query, self.versions);
+    }
+
+    /// Does the action on these messages, as far as it still can be done, and returns their number.
+    /// Each gets an entry in its history.
+    pub(crate) async fn act(
+        &self,
+        connection: &mut PgConnection,
+        ids: &[&str],
+        actor: &str,
+        reason: &str,
     ) -> Result<i64, InboxError> {
         const ACT: &str = "SELECT oncebox.act_on_messages($1, $2, $3, $4, $5, $6, $7)";
         let query = sqlx::query_scalar::<_, i32>(ACT)
-            .bind(consumer.consumer_id)
-            .bind(consumer.policy()?.retention.class())
-            .bind(bulk.action.name())
+            .bind(self.consumer_id)
+            .bind(self.class)
+            .bind(self.action.name())
             .bind(ids)
-            .bind(as_of)
-            .bind(&self.0.actor)
-            .bind(&bulk.reason);
+            .bind(self.as_of)
+            .bind(actor)
+            .bind(reason);
         Ok(query.fetch_one(connection).await?.into())
     }
 }
 
 /// Refuses a run of messages that an operator names and that are erased.
-async fn refuse_erased(
+pub(crate) async fn refuse_erased(
     database: &PgPool,
     consumer: &Consumer,
     ids: &[String],
 ) -> Result<(), InboxError> {
     const ERASED: &str = "SELECT message_id, erased_at FROM oncebox.inbox WHERE consumer_id = $1 \
         AND message_id = ANY ($2) AND erased_at IS NOT NULL ORDER BY message_id LIMIT 1";
-    if ids.is_empty() {
-        return Ok(());
-    }
     let query = sqlx::query_as(ERASED).bind(consumer.consumer_id).bind(ids);
     let found: Option<(String, DateTime<Utc>)> = query.fetch_optional(database).await?;
     match found {
@@ -211,39 +218,37 @@ pub(super) fn erased(tenant: &str, consumer: &str, id: &str, at: DateTime<Utc>) 
     ))
 }
 
-/// The messages that an action selects.
-struct Selection<'a> {
-    consumer: &'a Consumer,
-    bulk: &'a BulkAction,
-    versions: &'a Option<Vec<i32>>,
-    as_of: DateTime<Utc>,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Selection<'_> {
-    fn query(&self, select: &str) -> QueryBuilder<Postgres> {
-        let Self { consumer, bulk, versions, as_of } = self;
-        let mut query = QueryBuilder::new([select, FROM, " AND i.consumer_id = "].concat());
-        let [before, after] = bulk.action.condition();
-        query.push_bind(consumer.consumer_id).push(before).push_bind(*as_of).push(after);
-        bulk.filter.push(&mut query, versions);
-        if !bulk.message_ids.is_empty() {
-            query.push(" AND i.message_id = ANY (").push_bind(bulk.message_ids.clone()).push(")");
+    // What could go wrong: a page leaves out a condition of the filter, so that an action takes
+    // more than was asked, or the filter decides what a page reads, so that a rare message is
+    // looked for through the whole inbox in one statement.
+    #[test]
+    fn a_page_reads_by_place_and_selects_by_the_filter() {
+        let filter = Filter { reason: Some("no_route".to_owned()), ..Filter::default() };
+        let versions = Some(vec![1]);
+        for action in [Action::Redrive, Action::Discard, Action::Retry] {
+            let selection = Selection {
+                consumer_id: 1,
+                class: 7,
+                action,
+                filter: &filter,
+                versions: &versions,
+                ids: None,
+                as_of: DateTime::UNIX_EPOCH,
+            };
+            let after = Some((DateTime::UNIX_EPOCH, "a".to_owned()));
+            let sql = selection.page_query(MessageStatus::Parked, &after, 500).into_string();
+            let (columns, rows) = sql.split_once(" FROM oncebox.inbox i WHERE").expect("a table");
+            assert!(columns.contains("i.reason = $2") && columns.contains("i.version_id = ANY"));
+            assert!(
+                columns.contains(action.obstacle()) && columns.contains("<= $1")
+                    || action == Action::Retry
+            );
+            assert!(rows.contains("i.consumer_id = ") && rows.contains("i.status = "), "{rows}");
+            assert!(!rows.contains("i.reason") && rows.contains(" LIMIT "), "{rows}");
         }
-        query
-    }
-
-    /// Reads the ids of the oldest messages.
-    async fn ids(&self, database: &PgPool) -> Result<Vec<String>, InboxError> {
-        let mut query = self.query("SELECT i.message_id");
-        query
-            .push(" ORDER BY i.received_at, i.\"offset\" LIMIT ")
-            .push_bind(i64::from(self.bulk.limit));
-        Ok(query.build_query_scalar().fetch_all(database).await?)
-    }
-
-    async fn count(&self, database: &PgPool) -> Result<i64, InboxError> {
-        let mut query = self.query("SELECT count(*) FROM (SELECT i.message_id");
-        query.push(" LIMIT ").push_bind(COUNT_MAX).push(") m");
-        Ok(query.build_query_scalar().fetch_one(database).await?)
     }
 }

@@ -35,6 +35,13 @@ pub struct Filter {
     pub limit: i64,
 }
 
+/// Returns the ordering keys that a list may show like this: the decoded digits, if any, and the
+/// text itself.
+pub fn keys(shown: &str) -> Vec<Vec<u8>> {
+    let bytes = shown.strip_prefix("0x").and_then(|digits| hex::decode(digits).ok());
+    bytes.into_iter().chain([shown.as_bytes().to_vec()]).collect()
+}
+
 /// Tables behind a list of columns, with the names that [`Filter::push`] uses.
 pub(crate) const FROM: &str = " FROM oncebox.inbox i JOIN oncebox.consumer c USING (consumer_id) \
     JOIN oncebox.tenant t USING (tenant_id) \

@@ -1,16 +1,14 @@
 //! Actions of operators on outgoing messages. A redrive makes parked messages, and those that wait
 //! for their next attempt, due at once. A discard excludes messages from being sent.
 //!
-//! A call takes a batch from the oldest on, and returns the position that it came to, from which
-//! the next call continues. So a message that fails again while a command runs is not taken twice.
+//! A page takes messages from the oldest on, and returns the position that it came to, behind which
+//! the next page begins. So a message that fails again while a job runs is not taken twice.
 //! A message that a relay is about to lease, or that another operator acts on, is left alone.
 
 use oncebox_model::error::InboxError;
-use serde_json::{Value, json};
 use sqlx::{Executor, PgConnection, Postgres, QueryBuilder};
 
 use super::{WITHIN, filter::OutgoingFilter, within};
-use crate::{audit::Subject, database::tenant_database::TenantDatabase, handles::OutgoingMessages};
 
 /// An action on outgoing messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +21,7 @@ pub enum OutgoingAction {
 }
 
 impl OutgoingAction {
-    /// Returns the action's name in the audit log.
+    /// Returns the action's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Redrive => "redrive",
@@ -51,115 +49,12 @@ impl OutgoingAction {
     }
 }
 
-/// An action, with the selection of its messages.
-#[derive(Debug, Clone)]
-pub struct OutgoingBulk {
-    /// Action.
-    pub action: OutgoingAction,
-    /// Filter for messages of the tenant.
-    pub filter: OutgoingFilter,
-    /// Reason; stored in the audit log.
-    pub reason: String,
-    /// Position behind which the batch begins; none for the oldest message.
-    pub after: Option<i64>,
-    /// Most messages of one call; 0 only counts them.
-    pub limit: u32,
-}
-
-/// The result of one call of an action.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OutgoingBulkResult {
-    /// Messages that were changed.
-    pub changed: i64,
-    /// Messages that are left behind the position, counted up to 100,000.
-    pub left: i64,
-    /// Position from which the next call continues.
-    pub after: Option<i64>,
-}
-
-/// Most messages that are counted.
-const COUNT_MAX: i64 = 100_000;
-
-impl OutgoingMessages<'_> {
-    /// Does the action on a batch of outgoing messages, or counts them.
-    ///
-    /// # Errors
-    /// `NotFound` where the tenant or the consumer does not exist, `Invalid` where the filter finds
-    /// too little in time, or an error of the database.
-    pub async fn act(
-        &self,
-        tenant: &str,
-        bulk: &OutgoingBulk,
-    ) -> Result<OutgoingBulkResult, InboxError> {
-        let database = self.database(tenant, bulk.filter.consumer.as_deref()).await?;
-        let (mut changed, mut after) = (0, bulk.after);
-        if bulk.limit > 0 {
-            let (acted, last) = self.act_in(&database, tenant, bulk).await?;
-            (changed, after) = (acted, last.or(after));
-        }
-        let mut tx = database.pool.begin().await?;
-        let left = within(count(&mut tx, tenant, bulk, after, COUNT_MAX)).await?;
-        tx.commit().await?;
-        Ok(OutgoingBulkResult { changed, left, after })
-    }
-
-    /// Changes one batch, and writes the audit log. The log is written in the transaction of the
-    /// change; where the messages are in another database, before it. Returns the number of
-    /// messages and the position of the last one.
-    async fn act_in(
-        &self,
-        database: &TenantDatabase,
-        tenant: &str,
-        bulk: &OutgoingBulk,
-    ) -> Result<(i64, Option<i64>), InboxError> {
-        let action = format!("outgoing.{}", bulk.action.name());
-        let mut tx = database.pool.begin().await?;
-        if database.is_dedicated {
-            let limit = i64::from(bulk.limit);
-            let found = within(count(&mut tx, tenant, bulk, bulk.after, limit)).await?;
-            if found == 0 {
-                return Ok((0, None));
-            }
-            let mut log = self.0.pool.begin().await?;
-            let details = details(bulk, found);
-            self.0.audit().record(&mut log, &action, subject(tenant, bulk), details).await?;
-            log.commit().await?;
-        }
-        let (changed, last) = within(change(&mut tx, tenant, bulk)).await?;
-        if !database.is_dedicated && changed > 0 {
-            let details = details(bulk, changed);
-            self.0.audit().record(&mut tx, &action, subject(tenant, bulk), details).await?;
-        }
-        tx.commit().await?;
-        Ok((changed, last))
-    }
-}
-
-fn subject(tenant: &str, bulk: &OutgoingBulk) -> Subject {
-    match &bulk.filter.consumer {
-        Some(consumer) => Subject::of(tenant, consumer),
-        None => Subject::tenant(tenant),
-    }
-}
-
-/// Returns what the audit log keeps of an action.
-fn details(bulk: &OutgoingBulk, messages: i64) -> Value {
-    let OutgoingFilter { status, destination, cause, ids, .. } = &bulk.filter;
-    json!({
-        "reason": bulk.reason,
-        "messages": messages,
-        "status": status.map(|status| status.as_str()),
-        "destination": destination,
-        "cause": cause,
-        "ids": ids,
-    })
-}
-
 /// Adds the tables, and the conditions of the action and of its filter.
 fn push_selection(
     query: &mut QueryBuilder<Postgres>,
     tenant: &str,
-    bulk: &OutgoingBulk,
+    action: OutgoingAction,
+    filter: &OutgoingFilter,
     after: Option<i64>,
 ) {
     query
@@ -168,23 +63,29 @@ fn push_selection(
             JOIN oncebox.tenant t USING (tenant_id) WHERE t.name = ",
         )
         .push_bind(tenant.to_owned());
-    query.push(bulk.action.condition()).push(" AND o.status <> 'completed'");
-    bulk.filter.push_consumer(query);
-    bulk.filter.push(query);
+    query.push(action.condition()).push(" AND o.status <> 'completed'");
+    filter.push_consumer(query);
+    filter.push(query);
     if let Some(after) = after {
         query.push(" AND o.position > ").push_bind(after);
     }
 }
 
-/// Builds the statement that changes a batch.
-fn change_query(tenant: &str, bulk: &OutgoingBulk) -> QueryBuilder<Postgres> {
+/// Builds the statement that changes a page.
+fn change_query(
+    tenant: &str,
+    action: OutgoingAction,
+    filter: &OutgoingFilter,
+    after: Option<i64>,
+    limit: u32,
+) -> QueryBuilder<Postgres> {
     let mut query = QueryBuilder::<Postgres>::new(
         "WITH chosen AS MATERIALIZED (SELECT o.consumer_id, o.message_id, o.ordinal, o.bucket",
     );
-    push_selection(&mut query, tenant, bulk, bulk.after);
-    query.push(" ORDER BY o.position LIMIT ").push_bind(i64::from(bulk.limit));
+    push_selection(&mut query, tenant, action, filter, after);
+    query.push(" ORDER BY o.position LIMIT ").push_bind(i64::from(limit));
     query.push(" FOR UPDATE OF o SKIP LOCKED), changed AS (UPDATE oncebox.outgoing o SET ");
-    query.push(bulk.action.change()).push(
+    query.push(action.change()).push(
         " FROM chosen WHERE o.consumer_id = chosen.consumer_id AND o.message_id = \
         chosen.message_id AND o.ordinal = chosen.ordinal AND o.bucket = chosen.bucket RETURNING \
         o.position) SELECT count(*), max(position) FROM changed",
@@ -192,49 +93,56 @@ fn change_query(tenant: &str, bulk: &OutgoingBulk) -> QueryBuilder<Postgres> {
     query
 }
 
-async fn change(
+/// Changes the next outgoing messages behind a position, from the oldest on. Returns their number
+/// and the position of the last one; none where there was none.
+///
+/// # Errors
+/// `Invalid` where the filter finds too little in time, or an error of the database.
+pub(crate) async fn change(
     connection: &mut PgConnection,
     tenant: &str,
-    bulk: &OutgoingBulk,
+    action: OutgoingAction,
+    filter: &OutgoingFilter,
+    after: Option<i64>,
+    limit: u32,
 ) -> Result<(i64, Option<i64>), InboxError> {
-    connection.execute(sqlx::raw_sql(WITHIN)).await?;
-    Ok(change_query(tenant, bulk).build_query_as().fetch_one(connection).await?)
+    within(async {
+        connection.execute(sqlx::raw_sql(WITHIN)).await?;
+        let mut query = change_query(tenant, action, filter, after, limit);
+        Ok(query.build_query_as().fetch_one(connection).await?)
+    })
+    .await
 }
 
-/// Counts the messages that an action would change behind a position, up to a limit.
-async fn count(
+/// Counts the messages that an action would change, up to a limit.
+pub(crate) async fn count(
     connection: &mut PgConnection,
     tenant: &str,
-    bulk: &OutgoingBulk,
-    after: Option<i64>,
+    action: OutgoingAction,
+    filter: &OutgoingFilter,
     limit: i64,
-) -> Result<i64, InboxError> {
-    connection.execute(sqlx::raw_sql(WITHIN)).await?;
+) -> Result<i64, sqlx::Error> {
     let mut query = QueryBuilder::<Postgres>::new("SELECT count(*) FROM (SELECT o.position");
-    push_selection(&mut query, tenant, bulk, after);
+    push_selection(&mut query, tenant, action, filter, None);
     query.push(" LIMIT ").push_bind(limit).push(") m");
-    Ok(query.build_query_scalar().fetch_one(connection).await?)
+    query.build_query_scalar().fetch_one(connection).await
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn bulk(action: OutgoingAction) -> OutgoingBulk {
+    // What could go wrong: an action takes a message that a relay is sending, one of another
+    // tenant, or more than its filter and its limit say.
+    #[test]
+    fn an_action_takes_what_no_relay_sends_and_no_more_than_asked() {
         let filter = OutgoingFilter {
             consumer: Some("orders".to_owned()),
             ids: vec!["a".to_owned()],
             ..OutgoingFilter::default()
         };
-        OutgoingBulk { action, filter, reason: "a test".to_owned(), after: Some(7), limit: 500 }
-    }
-
-    // What could go wrong: an action takes a message that a relay is sending, one of another
-    // tenant, or more than its filter and its limit say.
-    #[test]
-    fn an_action_takes_what_no_relay_sends_and_no_more_than_asked() {
         for action in [OutgoingAction::Redrive, OutgoingAction::Discard] {
-            let sql = change_query("acme", &bulk(action)).into_string();
+            let sql = change_query("acme", action, &filter, Some(7), 500).into_string();
             let (chosen, changed) = sql.split_once(" FOR UPDATE OF o SKIP LOCKED").expect("locks");
             assert!(!chosen.contains("in_progress") && !chosen.contains("'completed')"), "{sql}");
             let conditions = [
@@ -251,12 +159,5 @@ mod tests {
         // Each status must have the times that the table's constraints ask for.
         assert!(OutgoingAction::Redrive.change().contains("next_attempt_at = now()"));
         assert!(OutgoingAction::Discard.change().contains("next_attempt_at = NULL"));
-    }
-
-    #[test]
-    fn the_audit_log_keeps_the_reason_and_the_selection() {
-        let kept = details(&bulk(OutgoingAction::Discard), 3);
-        assert_eq!(kept["reason"], "a test");
-        assert_eq!((&kept["messages"], &kept["ids"][0]), (&json!(3), &json!("a")));
     }
 }

@@ -282,7 +282,7 @@ async fn limit(connection: &mut PgConnection, within: Duration) -> Result<(), In
 }
 
 /// Returns none for a statement that its time limit ended.
-fn in_time<T>(answer: Result<T, sqlx::Error>) -> Result<Option<T>, InboxError> {
+pub(crate) fn in_time<T>(answer: Result<T, sqlx::Error>) -> Result<Option<T>, InboxError> {
     let is_late = |error: &sqlx::Error| {
         answered(error).is_some_and(|answer| answer.sqlstate == sqlstate::QUERY_CANCELED)
     };

@@ -12,7 +12,7 @@ use oncebox_server::{
     compile::{Compilations, Uploads},
 };
 
-use super::Api;
+use super::{Api, LocalApi};
 
 /// Longest time for a request. The user waits for it at this terminal.
 const PATIENCE: Duration = Duration::from_secs(3_600);
@@ -42,7 +42,7 @@ pub fn local_api(config: &Config, control: Control) -> Result<Api> {
     };
     let principal = Principal::local(std::env::var("USER").unwrap_or_else(|_| "cli".to_owned()));
     let mut state = oncebox_api::Api::new(
-        control,
+        control.clone(),
         Arc::new(Uploads { components: components.clone() }),
         limits,
         Mode::Tokens,
@@ -51,5 +51,6 @@ pub fn local_api(config: &Config, control: Control) -> Result<Api> {
     if let Ok(kafka) = BrokerAccess::of(config) {
         state = state.with_brokers(Arc::new(kafka));
     }
-    Ok(Api::Here(oncebox_api::router(state), principal, components))
+    let routes = oncebox_api::router(state);
+    Ok(Api::Here(Box::new(LocalApi { routes, principal, components, control })))
 }

@@ -18,6 +18,7 @@ use axum::{
     http::{Method, Request, Response, StatusCode, header::CONTENT_TYPE},
 };
 use oncebox_api::Principal;
+use oncebox_control::Control;
 use oncebox_server::compile::Compilations;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio_util::sync::CancellationToken;
@@ -34,32 +35,59 @@ const UPLOAD_TIMEOUT: Duration = Duration::from_secs(900);
 /// The side that answers requests.
 #[derive(Clone)]
 pub enum Api {
-    /// The routes themselves, in this process, with a principal that may do everything, and the
-    /// compilations for them.
-    Here(Router, Principal, Compilations),
+    /// This process, over the database.
+    Here(Box<LocalApi>),
     /// A server.
     There(Remote),
+}
+
+/// The API in this process.
+#[derive(Clone)]
+pub struct LocalApi {
+    routes: Router,
+    /// A principal that may do everything.
+    principal: Principal,
+    /// The compilations for the routes.
+    components: Compilations,
+    /// The database.
+    control: Control,
 }
 
 impl Api {
     /// Compiles an awaited version, if this process does the compiling and no other process is at
     /// it: the one that began may have ended. A server finds such versions by itself.
     pub fn compile(&self, digest: &str) {
-        if let (Self::Here(_, _, components), Ok(digest)) = (self, hex::decode(digest)) {
+        if let (Self::Here(here), Ok(digest)) = (self, hex::decode(digest)) {
             // With too many versions before it, this one is refused, and the waiting command asks
             // again.
-            let _ = components.submit(&digest);
+            let _ = here.components.submit(&digest);
         }
     }
 
     /// Gives back the versions that this process compiles, so that the next process begins at once
     /// and without a mark on them.
     pub async fn give_back(&self) {
-        if let Self::Here(_, _, components) = self {
+        if let Self::Here(here) = self {
             let ended = CancellationToken::new();
             ended.cancel();
-            components.run(ended).await;
+            here.components.run(ended).await;
         }
+    }
+
+    /// Works on a job for a turn, if this process has the database and no other process is at it. A
+    /// server finds jobs by itself.
+    ///
+    /// # Errors
+    /// An error of the database.
+    pub async fn carry_on(&self, tenant: &str, job_id: i64) -> Result<()> {
+        let Self::Here(here) = self else { return Ok(()) };
+        let jobs = here.control.jobs();
+        let database = jobs.database(tenant).await?;
+        let owner = format!("oncebox/{}", std::process::id());
+        if let Some(job) = jobs.lease(&database, &owner, Some(job_id)).await? {
+            jobs.work(job, &CancellationToken::new()).await;
+        }
+        Ok(())
     }
 
     /// Sends a GET request and returns the answer.
@@ -161,9 +189,9 @@ impl Api {
         let within = if matches!(self, Self::Here(..)) { HOUR } else { within };
         let answering = async {
             let response = match self {
-                Self::Here(routes, principal, _) => {
-                    request.extensions_mut().insert(principal.clone());
-                    routes.clone().oneshot(request).await?
+                Self::Here(here) => {
+                    request.extensions_mut().insert(here.principal.clone());
+                    here.routes.clone().oneshot(request).await?
                 }
                 Self::There(server) => server.send(request).await?,
             };

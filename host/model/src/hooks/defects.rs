@@ -124,6 +124,8 @@ defects! {
     ReplayCursorOutside = "replay_cursor_outside",
     /// A replay begins whatever the policy says of its consumer.
     ReplayKindIgnored = "replay_kind_ignored",
+    /// A host works on a job whose lease it has lost.
+    JobLeaseUnchecked = "job_lease_unchecked",
 }
 
 impl Defect {

@@ -65,6 +65,9 @@ pub const CHANGE_POINTS: &[&str] = &[
 /// Every fail point of an operator's action on messages.
 pub const ACTION_POINTS: &[&str] = &["inbox:action:before", "inbox:action:after"];
 
+/// Every fail point of a job beside its actions, in the order in which a job passes them.
+pub const JOB_POINTS: &[&str] = &["job:lease:after", "job:end:before", "job:end:after"];
+
 /// Every fail point of the copying of a dead letter.
 pub const COPY_POINTS: &[&str] = &["inbox:copied:before"];
 
@@ -128,6 +131,7 @@ pub(super) fn is_known(name: &str) -> bool {
         REFERENCE_POINTS,
         CHANGE_POINTS,
         ACTION_POINTS,
+        JOB_POINTS,
         COPY_POINTS,
         TENANT_DATABASE_POINTS,
         REMOVAL_POINTS,

@@ -46,20 +46,9 @@ async fn overdue(fixture: &InboxFixture) {
 }
 
 async fn redrive(fixture: &InboxFixture, consumer: &TestConsumer, id: &str) {
-    let (filter, message_ids, reason) =
-        (Filter::default(), vec![id.to_owned()], "a test".to_owned());
-    let bulk =
-        BulkAction { action: Action::Redrive, filter, message_ids, reason, as_of: None, limit: 1 };
-    assert_eq!(
-        fixture
-            .control
-            .messages()
-            .act_on_messages(&consumer.tenant.name, &consumer.row.name, &bulk)
-            .await
-            .unwrap()
-            .changed,
-        1
-    );
+    let redrive = inbox_job(Action::Redrive, &consumer.row.name, these(&[id]));
+    let done = carry_out(&fixture.control, &consumer.tenant.name, &redrive).await.unwrap();
+    assert_eq!(done.changed, 1);
 }
 
 /// What could go wrong: an old version has its effect after a newer one; one that leaves a gap
@@ -366,18 +355,10 @@ async fn what_has_no_place_any_more_holds_nothing() {
             ("k2".into(), "completed".into(), "".into())
         ]
     );
-    let (filter, reason) =
-        (Filter { reason: Some("collision".to_owned()), ..Filter::default() }, "a test".to_owned());
-    let again = BulkAction {
-        action: Action::Redrive,
-        filter,
-        message_ids: Vec::new(),
-        reason,
-        as_of: None,
-        limit: 10,
-    };
-    let done = fixture.control.messages().act_on_messages("acme", "orders", &again).await.unwrap();
-    assert_eq!((done.changed, done.left), (0, 0), "it has no place in the order");
+    let again = inbox_job(Action::Redrive, "orders", of_reason("collision"));
+    let done = carry_out(&fixture.control, "acme", &again).await.unwrap();
+    let left_out = [("unordered".to_owned(), 1)].into();
+    assert_eq!((done.changed, done.left_out.0), (0, left_out), "it has no place in the order");
 
     deliver(
         &host,

@@ -3,10 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use oncebox_control::{OutgoingAction, OutgoingBulk, OutgoingFilter};
+use oncebox_control::{JobFilter, OutgoingAction};
 use oncebox_model::record::Record;
 use oncebox_tests::{
     inbox::{InboxFixture, TestConsumer, deliver},
+    job::{carry_out, outgoing_job},
     outgoing::{OutgoingRow, check_emitted, derived_id, emitting, emitting_host, outgoing},
     relay::TestRelay,
 };
@@ -138,14 +139,8 @@ async fn a_message_that_the_inbox_knows_counts_as_delivered() {
 }
 
 async fn redrive(fixture: &InboxFixture) -> i64 {
-    let bulk = OutgoingBulk {
-        action: OutgoingAction::Redrive,
-        filter: OutgoingFilter::default(),
-        reason: "a test".to_owned(),
-        after: None,
-        limit: 100,
-    };
-    fixture.control.outgoing().act("acme", &bulk).await.unwrap().changed
+    let redrive = outgoing_job(OutgoingAction::Redrive, JobFilter::default());
+    carry_out(&fixture.control, "acme", &redrive).await.unwrap().changed
 }
 
 fn states(rows: &[OutgoingRow]) -> Vec<(&str, Option<&str>)> {

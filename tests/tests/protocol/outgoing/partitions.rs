@@ -3,9 +3,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use oncebox_control::{OutgoingAction, OutgoingBulk, OutgoingFilter, RetentionResult, schema};
+use oncebox_control::{OutgoingAction, RetentionResult, schema};
 use oncebox_tests::{
     inbox::{InboxFixture, TestConsumer, deliver, open},
+    job::{carry_out, outgoing_job, these},
     outgoing::{
         CancelTransaction, LeasedOutgoing, OutgoingRow, StepRelay, age_outgoing, caused_by,
         check_emitted, emitting, emitting_host, outgoing, partition_name,
@@ -87,14 +88,8 @@ async fn every_status(fixture: &InboxFixture, consumer: &TestConsumer) -> StepRe
             .await;
     }
     let id = caused_by(fixture, "discarded").await.id;
-    let bulk = OutgoingBulk {
-        action: OutgoingAction::Discard,
-        filter: OutgoingFilter { ids: vec![id], ..OutgoingFilter::default() },
-        reason: "a test".to_owned(),
-        after: None,
-        limit: 10,
-    };
-    assert_eq!(fixture.control.outgoing().act("acme", &bulk).await.unwrap().changed, 1);
+    let discard = outgoing_job(OutgoingAction::Discard, these(&[&id]));
+    assert_eq!(carry_out(&fixture.control, "acme", &discard).await.unwrap().changed, 1);
     let own = format!("emit {TO} token=own after=3600000");
     deliver(&host, &[emitting(1, "cancelled", &[&own])]).await;
     let mut cancelling = CancelTransaction::begin(fixture, consumer).await;

@@ -9,9 +9,10 @@ use std::{
     },
 };
 
-use oncebox_control::{OutgoingAction, OutgoingBulk, OutgoingFilter};
+use oncebox_control::{NewJob, OutgoingAction};
 use oncebox_tests::{
     inbox::{InboxFixture, TestConsumer, deliver},
+    job::{carry_out, outgoing_job, these},
     outgoing::{
         LeasedOutgoing, OutgoingRow, StepRelay, caused_by, emitting, emitting_host, outgoing,
     },
@@ -258,18 +259,11 @@ async fn a_stale_lease_confirms_nothing() {
     fixture.finish().await;
 }
 
-/// A bulk action of an operator on messages of `orders`.
-fn bulk(action: OutgoingAction, ids: &[&String]) -> OutgoingBulk {
-    let filter = OutgoingFilter {
-        consumer: Some("orders".to_owned()),
-        ids: ids.iter().map(|id| (*id).clone()).collect(),
-        ..OutgoingFilter::default()
-    };
-    OutgoingBulk { action, filter, reason: "a test".to_owned(), after: None, limit: 100 }
-}
-
+/// An operator acts on messages of `orders`.
 async fn act(fixture: &InboxFixture, action: OutgoingAction, ids: &[&String]) -> i64 {
-    fixture.control.outgoing().act("acme", &bulk(action, ids)).await.unwrap().changed
+    let ids: Vec<_> = ids.iter().map(|id| id.as_str()).collect();
+    let job = NewJob { consumer: Some("orders".to_owned()), ..outgoing_job(action, these(&ids)) };
+    carry_out(&fixture.control, "acme", &job).await.unwrap().changed
 }
 
 fn ids_of(leased: &[LeasedOutgoing]) -> Vec<&String> {

@@ -3,9 +3,12 @@
 
 use oncebox_control::Action;
 use oncebox_model::record::Record;
-use oncebox_tests::inbox::{InboxFixture, Row, TestConsumer, both, deliver, open, record};
+use oncebox_tests::{
+    inbox::{InboxFixture, Row, TestConsumer, both, deliver, open, record},
+    job::inbox_job,
+};
 
-use super::{act, all, history, these};
+use super::{act, all, history, job, these};
 
 /// What each dead letter is called, and why it is one.
 const LETTERS: [(&str, &str, Option<&str>); 4] = [
@@ -67,11 +70,7 @@ async fn a_redelivery_brings_the_record_back(fixture: InboxFixture, ack: &str) {
     deliver(&host, &dead_letters()).await;
     fixture.retry_until_settled(&host).await;
     assert_eq!(kept(&fixture, &consumer).await, [false; 4], "the policy keeps no record");
-    assert_eq!(
-        act(&fixture, &consumer, &all(Action::Redrive)).await.changed,
-        0,
-        "there is nothing to run"
-    );
+    assert_eq!(act(&fixture, &all(Action::Redrive)).await, 0, "there is nothing to run");
     let found =
         fixture.control.messages().message_history("acme", "orders", "refused").await.unwrap();
     assert!(found.next.text.contains("Have it delivered again"), "{}", found.next.text);
@@ -119,8 +118,8 @@ async fn a_redelivery_brings_the_record_back(fixture: InboxFixture, ack: &str) {
     // What is redriven completes once, and its record is gone again; so is that of what is
     // discarded.
     fixture.execute(format!("DELETE FROM {}.taken", consumer.tenant.schema_name)).await;
-    assert_eq!(act(&fixture, &consumer, &these(Action::Redrive, &["refused"])).await.changed, 1);
-    assert_eq!(act(&fixture, &consumer, &these(Action::Discard, &["parked"])).await.changed, 1);
+    assert_eq!(act(&fixture, &job(Action::Redrive, these(&["refused"]))).await, 1);
+    assert_eq!(act(&fixture, &job(Action::Discard, these(&["parked"]))).await, 1);
     fixture.retry_until_settled(&host).await;
     deliver(&host, &dead_letters()).await;
     for (id, status) in [("refused", "completed"), ("parked", "discarded")] {
@@ -213,7 +212,8 @@ async fn a_payload_that_is_too_large_is_parked_without_it() {
         }
 
         // Neither an operator nor a redelivery runs it under this limit.
-        assert_eq!(act(&fixture, &consumer, &these(Action::Redrive, &["large"])).await.changed, 0);
+        let redrive = inbox_job(Action::Redrive, name, these(&["large"]));
+        assert_eq!(act(&fixture, &redrive).await, 0);
         deliver(&host, &log).await;
         assert_eq!(large().await, (false, false));
         assert_eq!(fixture.number(kept("true")).await, 5, "each delivery is known");
@@ -227,7 +227,7 @@ async fn a_payload_that_is_too_large_is_parked_without_it() {
         deliver(&host, &log[1..2]).await;
         assert_eq!(large().await, (true, true));
         assert_eq!(fixture.effects(&consumer, "large").await, 0, "it waits for an operator");
-        assert_eq!(act(&fixture, &consumer, &these(Action::Redrive, &["large"])).await.changed, 1);
+        assert_eq!(act(&fixture, &redrive).await, 1);
         fixture.retry_until_settled(&host).await;
         assert_eq!(fixture.row(&consumer, "large").await.state(), ("completed", None, 1));
         assert_eq!(fixture.effects(&consumer, "large").await, 1);

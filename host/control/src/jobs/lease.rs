@@ -1,0 +1,215 @@
+//! The lease of a job: at most one host works on it, and another goes on where that one ended.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use chrono::{DateTime, Utc};
+use oncebox_model::{error::InboxError, hooks};
+use sqlx::types::Json;
+
+use super::{JobAction, filter::JobFilter, page::JobCursor};
+use crate::{consumers::Consumer, database::tenant_database::TenantDatabase, handles::Jobs};
+
+/// Length of a lease. Each page renews it.
+const LEASE: Duration = Duration::from_secs(30);
+/// Hosts that may end while they have a job, without a page in between. Then it is paused.
+const CRASHES_MAX: i32 = 3;
+
+/// A job that this process has leased.
+pub struct LeasedJob {
+    /// Key.
+    pub job_id: i64,
+    /// Name of the tenant.
+    pub tenant: String,
+    /// Name of its consumer, where it has one.
+    pub consumer_name: Option<String>,
+    pub(super) consumer: Option<Consumer>,
+    pub(super) action: JobAction,
+    pub(super) filter: JobFilter,
+    /// Versions that the filter's digest names, where it has one.
+    pub(super) versions: Option<Vec<i32>>,
+    pub(super) as_of: DateTime<Utc>,
+    pub(super) rate: Option<u32>,
+    pub(super) actor: String,
+    pub(super) reason: String,
+    pub(super) database: TenantDatabase,
+    pub(super) epoch: i64,
+    pub(super) step: i64,
+    pub(super) pass: i32,
+    pub(super) cursor: JobCursor,
+    pub(super) changed: i64,
+    pub(super) changed_in_pass: i64,
+    pub(super) left_out: BTreeMap<String, i64>,
+}
+
+/// The end of this process's work on a job that is not over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum JobLeft {
+    /// Another process, or this one later, goes on.
+    Free,
+    /// It cannot go on, for this reason, until an operator resumes it.
+    Paused(String),
+    /// A page failed, with this text. It is tried again, and paused like one that ends hosts.
+    Failed(String),
+}
+
+#[derive(sqlx::FromRow)]
+struct LeasedRow {
+    job_id: i64,
+    tenant: String,
+    consumer_id: Option<i32>,
+    action: String,
+    state: String,
+    filter: Json<JobFilter>,
+    as_of: DateTime<Utc>,
+    rate: Option<i32>,
+    actor: String,
+    reason: String,
+    epoch: i64,
+    step: i64,
+    pass: i32,
+    cursor: Json<JobCursor>,
+    changed: i64,
+    changed_in_pass: i64,
+    left_out: Json<BTreeMap<String, i64>>,
+    note: Option<String>,
+}
+
+impl Jobs<'_> {
+    /// Returns a tenant's own database, or the host's for an empty name. Opens no connection.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such tenant, or an error of the host's database.
+    pub async fn database(&self, tenant: &str) -> Result<TenantDatabase, InboxError> {
+        match tenant.is_empty() {
+            true => Ok(self.0.tenant_databases().own()),
+            false => self.0.tenant_databases().get(&self.0.tenants().get(tenant).await?),
+        }
+    }
+
+    /// Returns whether a job of a database waits for a host.
+    ///
+    /// # Errors
+    /// An error of the database.
+    pub async fn is_waiting(&self, database: &TenantDatabase) -> Result<bool, InboxError> {
+        const WAITING: &str = "SELECT EXISTS (SELECT FROM oncebox.job WHERE state = 'running' \
+            AND (locked_until IS NULL OR locked_until < now()))";
+        Ok(sqlx::query_scalar(WAITING).fetch_one(&database.pool).await?)
+    }
+
+    /// Leases the job of a database that waits for a host the longest, or this one, if it waits.
+    /// One that ended hosts again and again is paused instead.
+    ///
+    /// # Errors
+    /// An error of a database.
+    pub async fn lease(
+        &self,
+        database: &TenantDatabase,
+        owner: &str,
+        job_id: Option<i64>,
+    ) -> Result<Option<LeasedJob>, InboxError> {
+        // A lease that ran out is that of a host that ended, since a host gives its lease back.
+        const TAKE: &str = "UPDATE oncebox.job j SET epoch = j.epoch + 1, leased_at = now(), \
+                crashes = l.crashes, \
+                state = CASE WHEN l.crashes < $3 THEN j.state ELSE 'paused' END, \
+                note = CASE WHEN l.crashes < $3 THEN NULL \
+                    ELSE format('%s hosts ended while they had it, all at one page', l.crashes) \
+                    END, \
+                locked_by = CASE WHEN l.crashes < $3 THEN $1 END, \
+                locked_until = CASE WHEN l.crashes < $3 \
+                    THEN now() + $2 * interval '1 millisecond' END \
+            FROM (SELECT w.job_id, w.crashes + (w.locked_by IS NOT NULL)::int AS crashes \
+                FROM oncebox.job w WHERE w.state = 'running' \
+                  AND (w.locked_until IS NULL OR w.locked_until < now()) \
+                  AND ($4::bigint IS NULL OR w.job_id = $4) \
+                ORDER BY w.leased_at NULLS FIRST, w.job_id LIMIT 1 FOR UPDATE SKIP LOCKED) l, \
+                oncebox.tenant t \
+            WHERE j.job_id = l.job_id AND t.tenant_id = j.tenant_id \
+            RETURNING j.job_id, t.name AS tenant, j.consumer_id, j.action, j.state, j.filter, \
+                j.as_of, j.rate, j.actor, j.reason, j.epoch, j.step, j.pass, j.cursor, j.changed, \
+                j.changed_in_pass, j.left_out, j.note";
+        let query = sqlx::query_as(TAKE)
+            .bind(owner)
+            .bind(LEASE.as_millis() as i64)
+            .bind(CRASHES_MAX)
+            .bind(job_id);
+        let row: Option<LeasedRow> = query.fetch_optional(&database.pool).await?;
+        let Some(row) = row else { return Ok(None) };
+        if row.state == "paused" {
+            let note = row.note.as_deref().unwrap_or_default();
+            tracing::error!(job = row.job_id, tenant = row.tenant, note, "job paused");
+            return Ok(None);
+        }
+        hooks::point("job:lease:after");
+        self.leased(database, row).await.map(Some)
+    }
+
+    async fn leased(
+        &self,
+        database: &TenantDatabase,
+        row: LeasedRow,
+    ) -> Result<LeasedJob, InboxError> {
+        // A row of the host's database has the policy of now; that of a tenant's own is its copy.
+        let consumer = match row.consumer_id {
+            Some(consumer_id) => self.0.consumers().by_id(consumer_id).await?,
+            None => None,
+        };
+        let action = JobAction::named(&row.action).ok_or_else(|| {
+            InboxError::conflict(format!(
+                "this release does not know the action `{}` of job {}",
+                row.action, row.job_id
+            ))
+        })?;
+        Ok(LeasedJob {
+            job_id: row.job_id,
+            tenant: row.tenant,
+            consumer_name: consumer.as_ref().map(|consumer| consumer.name.clone()),
+            versions: self.0.messages().versions_like(row.filter.version.as_deref()).await?,
+            consumer,
+            action,
+            filter: row.filter.0,
+            as_of: row.as_of,
+            rate: row.rate.and_then(|rate| u32::try_from(rate).ok()),
+            actor: row.actor,
+            reason: row.reason,
+            database: database.clone(),
+            epoch: row.epoch,
+            step: row.step,
+            pass: row.pass,
+            cursor: row.cursor.0,
+            changed: row.changed,
+            changed_in_pass: row.changed_in_pass,
+            left_out: row.left_out.0,
+        })
+    }
+
+    /// Gives the lease of a job back that is not over.
+    ///
+    /// # Errors
+    /// An error of the database.
+    pub async fn leave(&self, job: &LeasedJob, left: &JobLeft) -> Result<(), InboxError> {
+        const LEAVE: &str = "UPDATE oncebox.job SET crashes = crashes + $3, note = $4, \
+            state = CASE WHEN crashes + $3 < $5 THEN state ELSE 'paused' END, \
+            locked_until = NULL, locked_by = NULL \
+            WHERE job_id = $1 AND epoch = $2 AND state = 'running'";
+        let (failures, note) = match left {
+            JobLeft::Free => (0, None),
+            JobLeft::Failed(why) => (1, Some(why)),
+            JobLeft::Paused(why) => (CRASHES_MAX, Some(why)),
+        };
+        let query = sqlx::query(LEAVE)
+            .bind(job.job_id)
+            .bind(job.epoch)
+            .bind(failures)
+            .bind(note)
+            .bind(CRASHES_MAX);
+        query.execute(&job.database.pool).await?;
+        Ok(())
+    }
+}
+
+impl LeasedJob {
+    /// Returns the length of a lease in milliseconds.
+    pub(super) fn lease_ms() -> i64 {
+        LEASE.as_millis() as i64
+    }
+}
