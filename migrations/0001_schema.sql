@@ -842,8 +842,11 @@ CREATE TABLE oncebox.job (
     crashes               int NOT NULL DEFAULT 0,
     -- Why hosts paused it, or the text of the last page that failed. Null: neither.
     note                  text,
-    -- Time of the last lease: hosts work on jobs in turn. Null: none yet.
+    -- Time of the last lease: hosts work on tenants, and on the jobs of each, in turn. Null: none
+    -- yet.
     leased_at             timestamptz,
+    -- Time before which no host goes on: its rate, messages that others work on, or a failed page.
+    due_at                timestamptz NOT NULL DEFAULT now(),
     -- End of the lease, and the host that has it. Null: no host has it.
     locked_until          timestamptz,
     locked_by             text,

@@ -129,8 +129,10 @@ pub struct JobBody {
     pub action: String,
     /// State: `running`, `paused`, `done` or `cancelled`.
     pub state: String,
-    /// Messages that it selects.
+    /// Messages that it selects. A list shows it without the ids.
     pub filter: JobFilterBody,
+    /// Number of ids in the filter. Null where it has none.
+    pub ids: Option<i64>,
     /// Time by which a message must have been received, or have become a dead letter: that of the
     /// start. A message that fails again while the job runs is left alone.
     pub as_of: DateTime<Utc>,
@@ -150,9 +152,9 @@ pub struct JobBody {
     pub ended_at: Option<DateTime<Utc>>,
     /// Number of messages that it changed.
     pub changed: i64,
-    /// Number of messages that the last pass left out, by reason: `erased`, `undecodable`,
-    /// `no_record`, `unordered` (a second payload under an id that is in order) and `busy` (a host
-    /// runs one of its key, or someone else works on it).
+    /// Number of messages that the last pass left out, by reason: `undecodable`, `no_record`,
+    /// `unordered` (a second payload under an id that is in order) and `busy` (a host runs it or one
+    /// of its key, or someone else acts on it).
     pub left_out: BTreeMap<String, i64>,
     /// Number of the pass over the messages, from 1. Passes repeat until one finds nothing to do.
     pub pass: i32,
@@ -171,6 +173,7 @@ impl From<oncebox_control::Job> for JobBody {
             action: job.action,
             state: job.state,
             filter: job.filter.0.into(),
+            ids: job.ids,
             as_of: job.as_of,
             rate: job.rate,
             actor: job.actor,

@@ -189,9 +189,10 @@ async fn follow(api: &Api, mut job: JobBody, as_json: bool) -> Result<()> {
 fn progress(job: &JobBody) -> String {
     let [done, _] = words(&job.action);
     let of = match job.is_counted_whole {
+        // More may have come to be dead letters than were counted.
+        _ if job.changed >= job.estimate => String::new(),
         true => format!(" of about {}", job.estimate),
-        false if job.estimate > 0 => format!(" of at least {}", job.estimate),
-        false => String::new(),
+        false => format!(" of at least {}", job.estimate),
     };
     format!("{done} {}{of} (job {})", job.changed, job.job_id)
 }
@@ -214,7 +215,6 @@ fn result(job: &JobBody) -> Vec<String> {
 /// Returns what keeps a message from an action, for a reader.
 fn why(reason: &str) -> &str {
     match reason {
-        "erased" => "erased",
         "undecodable" => "never understood, so there is no identity to run under",
         "no_record" => "no payload is stored; have it delivered again, then say it again",
         "unordered" => "a second payload under an id that is in order, so it has no place",

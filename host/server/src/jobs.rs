@@ -2,7 +2,7 @@
 //! lease in each row keeps hosts apart.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -12,7 +12,7 @@ use oncebox_model::InboxError;
 use tokio::{
     sync::{Notify, Semaphore, SemaphorePermit},
     task::JoinSet,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -70,11 +70,15 @@ pub(crate) async fn keep(
             }
             false => turns.notes.take(),
         };
-        for tenant in tenants.into_iter().filter(|tenant| turns.begin(tenant)) {
+        for look in tenants.into_iter().filter_map(|tenant| turns.begin(tenant)) {
             let turns = turns.clone();
-            running.spawn(async move { turns.turn(&tenant).await });
+            running.spawn(async move { turns.turn(look).await });
         }
-        while running.try_join_next().is_some() {}
+        while let Some(ended) = running.try_join_next() {
+            if let Err(error) = ended {
+                tracing::error!(%error, "work on a job failed");
+            }
+        }
         tokio::select! {
             () = turns.stop.cancelled() => {}
             () = turns.notes.notify.notified() => {}
@@ -82,6 +86,20 @@ pub(crate) async fn keep(
         }
     }
     while running.join_next().await.is_some() {}
+}
+
+/// A look into a database. It ends with this value, so also where it panics.
+struct Look {
+    turns: Arc<Turns>,
+    tenant: String,
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        if self.turns.looked_at().remove(&self.tenant) == Some(true) {
+            self.turns.notes.add(&self.tenant);
+        }
+    }
 }
 
 /// The turns of this host's jobs.
@@ -111,41 +129,41 @@ impl Turns {
         self.looked_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a look into a database. Returns false while another one is under way, which is then
-    /// repeated.
-    fn begin(&self, tenant: &str) -> bool {
-        let mut looked_at = self.looked_at();
-        match looked_at.get_mut(tenant) {
-            Some(again) => {
-                *again = true;
-                false
+    /// Begins a look into a database; none while another one is under way, which is then repeated.
+    fn begin(self: &Arc<Self>, tenant: String) -> Option<Look> {
+        match self.looked_at().entry(tenant) {
+            Entry::Occupied(mut under_way) => {
+                *under_way.get_mut() = true;
+                None
             }
-            None => looked_at.insert(tenant.to_owned(), false).is_none(),
+            Entry::Vacant(free) => {
+                let tenant = free.key().clone();
+                free.insert(false);
+                Some(Look { turns: self.clone(), tenant })
+            }
         }
     }
 
-    /// Ends a look into a database.
-    fn end(&self, tenant: &str) {
-        if self.looked_at().remove(tenant) == Some(true) {
-            self.notes.add(tenant);
-        }
-    }
-
-    /// Looks for a job in a database, and works on it for a turn.
-    async fn turn(&self, tenant: &str) {
-        let leased = self.lease(tenant).await;
-        self.end(tenant);
-        match leased {
-            Ok(Some((job, _place))) => {
-                // Others may wait there.
-                self.notes.add(tenant);
-                self.control.jobs().work(job, &self.stop).await;
-                self.notes.add(tenant);
-            }
-            Ok(None) => {}
+    /// Looks for a job in a database, and works on it for a turn. Returns once it is due again.
+    async fn turn(&self, look: Look) {
+        let tenant = look.tenant.clone();
+        let leased = self.lease(&tenant).await;
+        drop(look);
+        let (job, place) = match leased {
+            Ok(Some(leased)) => leased,
+            Ok(None) => return,
             Err(error) => {
                 tracing::debug!(tenant, %error, "the jobs of a database are not known");
+                return;
             }
+        };
+        // Others may wait there.
+        self.notes.add(&tenant);
+        let pause = self.control.jobs().work(job, &self.stop).await;
+        drop(place);
+        tokio::select! {
+            () = self.stop.cancelled() => {}
+            () = sleep(pause.unwrap_or_default()) => self.notes.add(&tenant),
         }
     }
 

@@ -1,5 +1,5 @@
-//! Notifications of deployments and jobs. Each is only a hint: a host that misses one finds the change with
-//! its next poll.
+//! Notifications of deployments and jobs. Each is only a hint: a host that misses one finds the
+//! change with its next poll.
 
 use std::{sync::Arc, time::Duration};
 

@@ -28,6 +28,9 @@ use crate::{
 /// Longest time that open requests of the API may take at the end.
 const API_GRACE: Duration = Duration::from_secs(5);
 
+/// Longest time that a page of a job may take at the end.
+const JOBS_GRACE: Duration = Duration::from_secs(5);
+
 /// Serves until SIGTERM or SIGINT, then drains.
 pub async fn serve(config: &Config) -> Result<()> {
     let stop = CancellationToken::new();
@@ -101,7 +104,10 @@ pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()>
         serves", env!("CARGO_PKG_VERSION"));
     let drained = supervisor.run(stop, Duration::from_millis(config.shutdown.drain_ms)).await;
     drop(background);
-    working.await?;
+    // The turns end within this time; else the leases run out.
+    if let Ok(ended) = tokio::time::timeout(JOBS_GRACE, working).await {
+        ended?;
+    }
     http_stop.cancel();
     compiling.await?;
     // A client that keeps its request open does not keep the process from ending.

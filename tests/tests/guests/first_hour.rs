@@ -580,6 +580,8 @@ async fn a_first_compilation_that_was_interrupted_begins_again() {
         // SAFETY: plain system call; the parent lives and has not reaped it.
         assert_eq!(unsafe { libc::kill(compiler, libc::SIGSTOP) }, 0);
         project.until_dev_log_has("compiling a.wasm: ").await;
+        // What was said of the first signal must not pass for what is said of the second.
+        let _ = std::fs::remove_file(project.folder.join("send.log")); // the first time there is none
         let line = format!("{message} 2> send.log");
         let sending = project.run(&line);
         let ending = async {

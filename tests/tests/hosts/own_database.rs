@@ -13,7 +13,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use oncebox_control::{
-    Control, DatabaseUrl, DeploymentRole, Filter, MasterKey, NewDeployment, NewVersion, Slot,
+    Action, Control, DatabaseUrl, DeploymentRole, Filter, JobFilter, MasterKey, NewDeployment,
+    NewVersion, Slot,
 };
 use oncebox_devkit::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_inbox::SessionSettings;
@@ -21,6 +22,7 @@ use oncebox_model::InboxError;
 use oncebox_tests::{
     host::{HostFixture, Options},
     inbox::{InboxFixture, PlainHandlers, Script, TestConsumer, deliver, record, records},
+    job::{inbox_job, work_off},
     load::{Load, Work},
     postgres::{TestDatabase, create_database, drop_database, with_database},
     temp_dir::TempDir,
@@ -283,6 +285,31 @@ async fn a_database_that_cannot_be_the_place_is_refused_and_nothing_is_made() {
     assert_eq!(number(&pool, &left).await, 0, "its roles are gone");
     pool.close().await;
     drop_database(&empty).await.unwrap();
+    fixture.finish().await;
+}
+
+/// What could go wrong: a job of a tenant with a database of its own looks into the host's, leaves
+/// no trace in the audit log, or no host finds it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_carried_out_in_the_tenants_database() {
+    let fixture = DatabaseFixture::new().await;
+    let live = fixture.deploy("live").await;
+    fixture.control().tenant_databases().replicate(&fixture.own.tenant).await.unwrap();
+    let host = fixture.host(&live);
+    deliver(&host, &[record(0, "a", "park"), record(1, "b", "park"), record(2, "c", "")]).await;
+    let discard = inbox_job(Action::Discard, "orders", JobFilter::default());
+    let jobs = fixture.control().jobs();
+    let waiting =
+        async |tenant: &str| jobs.is_waiting(&jobs.database(tenant).await.unwrap()).await.unwrap();
+    let job_id = jobs.start("acme", &discard).await.unwrap().job_id;
+    assert_eq!((waiting("").await, waiting("acme").await), (false, true));
+    let done = work_off(fixture.control(), "acme", job_id).await.unwrap();
+    assert_eq!((done.changed, done.left_out.0.len()), (2, 0));
+    let discarded = "SELECT count(*) FROM oncebox.inbox WHERE status = 'discarded'";
+    assert_eq!(fixture.number(discarded).await, 2);
+    let audit = fixture.control().audit().list(Some("acme"), 100).await.unwrap();
+    let of_job = |action: &str| audit.iter().filter(|entry| entry.action == action).count();
+    assert_eq!((of_job("inbox.discard"), of_job("job.done")), (1, 1));
     fixture.finish().await;
 }
 

@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use oncebox_control::{
-    Action, Job, JobAction, JobControl, JobFilter, JobStep, LeasedJob, NewJob, OutgoingAction,
+    Action, Job, JobAction, JobControl, JobFilter, JobLeft, JobStep, LeasedJob, NewJob,
+    OutgoingAction,
 };
 use oncebox_model::InboxError;
 use oncebox_tests::{
     inbox::{InboxFixture, TestConsumer, deliver, record, step},
     job::{inbox_job, of_reason, outgoing_job, these, work_off},
+    outgoing::{emitting, emitting_host},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -118,11 +120,13 @@ async fn a_page_that_fails_is_tried_again_and_then_paused() {
     fixture.inbox.execute(BREAK).await;
     let job_id = fixture.start(&discard(None)).await.job_id;
     for state in ["running", "running", "paused"] {
+        fixture.inbox.execute("UPDATE oncebox.job SET due_at = now()").await;
         let leased = fixture.lease(job_id).await.unwrap();
         fixture.inbox.control.jobs().work(leased, &CancellationToken::new()).await;
         let job = fixture.show(job_id).await;
         assert_eq!((&*job.state, job.changed, job.host), (state, 0, None));
         assert!(job.note.unwrap().contains("act_on_messages"));
+        assert!(fixture.lease(job_id).await.is_none(), "it is not tried again at once");
     }
     fixture.inbox.execute(MEND).await;
     fixture.act(job_id, JobControl::Resume).await.unwrap();
@@ -141,9 +145,10 @@ async fn a_job_is_paused_resumed_and_cancelled_between_pages() {
     for _ in 0..2 {
         assert_eq!(fixture.act(job_id, JobControl::Pause).await.unwrap().state, "paused");
     }
-    assert_eq!(fixture.step(&mut leased).await, JobStep::Lost);
     assert!(fixture.lease(job_id).await.is_none());
     fixture.act(job_id, JobControl::Resume).await.unwrap();
+    // The host that had it before the pause has lost it, although it runs again.
+    assert_eq!(fixture.step(&mut leased).await, JobStep::Lost);
     let mut leased = fixture.lease(job_id).await.unwrap();
     fixture.step(&mut leased).await;
     assert_eq!(fixture.show(job_id).await.changed, 4);
@@ -289,21 +294,133 @@ async fn a_job_that_is_not_sound_is_refused() {
 
 /// What could go wrong: the jobs of one tenant keep those of another from their turn.
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_have_their_turns() {
+async fn tenants_have_their_turns() {
     let fixture = JobFixture::new(1).await;
+    let other = fixture.inbox.tenant("globex", "").await;
+    fixture.inbox.consumer(&other, "orders", "").await;
     let jobs = fixture.inbox.control.jobs();
     let database = jobs.database("").await.unwrap();
-    let (mut ids, mut order) = (Vec::new(), Vec::new());
-    for _ in 0..3 {
-        ids.push(fixture.start(&discard(None)).await.job_id);
+    for tenant in ["acme", "acme", "acme", "globex"] {
+        jobs.start(tenant, &discard(None)).await.unwrap();
     }
-    for _ in 0..2 {
-        for _ in &ids {
-            let leased = jobs.lease(&database, "a test", None).await.unwrap().unwrap();
-            order.push(leased.job_id);
-            jobs.leave(&leased, &oncebox_control::JobLeft::Free).await.unwrap();
-        }
+    let mut turns = Vec::new();
+    for _ in 0..8 {
+        let leased = jobs.lease(&database, "a test", None).await.unwrap().unwrap();
+        turns.push((leased.tenant.clone(), leased.job_id));
+        jobs.leave(&leased, &JobLeft::Until(Duration::ZERO)).await.unwrap();
     }
-    assert_eq!(order, ids.repeat(2));
+    let mut of_acme = turns.iter().filter(|(tenant, _)| tenant == "acme").map(|(_, id)| *id);
+    assert_eq!(of_acme.clone().count(), 4, "every other turn: {turns:?}");
+    let first: Vec<_> = of_acme.by_ref().take(3).collect();
+    assert_eq!(first.iter().collect::<std::collections::BTreeSet<_>>().len(), 3, "{turns:?}");
+    assert_eq!(of_acme.next(), Some(first[0]), "the job that waited the longest: {turns:?}");
+    fixture.inbox.finish().await;
+}
+
+/// What could go wrong: a job of ids changes all of them at once whatever its rate says, or never
+/// comes to the last.
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_keep_the_rate() {
+    let fixture = JobFixture::new(5).await;
+    let these = these(&["m0", "m1", "m3", "m4", "missing"]);
+    let new = NewJob { rate: Some(3), ..inbox_job(Action::Discard, "orders", these) };
+    let job_id = fixture.start(&new).await.job_id;
+    assert_eq!(fixture.show(job_id).await.ids, Some(5));
+    let mut leased = fixture.lease(job_id).await.unwrap();
+    assert_eq!(fixture.step(&mut leased).await, JobStep::Next(Duration::from_secs(1)));
+    assert_eq!(fixture.show(job_id).await.changed, 3);
+    fixture.step(&mut leased).await;
+    assert_eq!(fixture.step(&mut leased).await, JobStep::Done);
+    assert_eq!((fixture.show(job_id).await.changed, fixture.in_status("parked").await), (4, 1));
+    let listed = fixture.inbox.control.jobs().list("acme", None).await.unwrap();
+    assert_eq!((listed[0].ids, &listed[0].filter.0.ids), (Some(5), &None));
+    fixture.inbox.finish().await;
+}
+
+/// What could go wrong: a message that a host runs is passed over without a word, so that it is
+/// tried again although it was to be discarded.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_a_host_runs_is_waited_for() {
+    let fixture = JobFixture::new(1).await;
+    const RUNS: &str = "UPDATE oncebox.inbox SET status = 'in_progress', reason = NULL, \
+        processed_at = NULL, locked_by = 'a host', locked_until = now() + interval '1 minute'";
+    const FAILS: &str = "UPDATE oncebox.inbox SET status = 'failed_retryable', reason = 'trap', \
+        locked_by = NULL, locked_until = NULL, next_attempt_at = now()";
+    fixture.inbox.execute(RUNS).await;
+    let job_id = fixture.start(&discard(None)).await.job_id;
+    let mut leased = fixture.lease(job_id).await.unwrap();
+    assert!(matches!(fixture.step(&mut leased).await, JobStep::Next(pause) if !pause.is_zero()));
+    fixture.inbox.execute(FAILS).await;
+    while fixture.step(&mut leased).await != JobStep::Done {}
+    let done = fixture.show(job_id).await;
+    assert_eq!((done.changed, done.left_out.0.len()), (1, 0), "{done:?}");
+    fixture.inbox.finish().await;
+}
+
+/// What could go wrong: an outgoing message that fails again is redriven again and again by one job,
+/// one that is emitted after the start is discarded with the others, or one that is being sent is
+/// passed over without a word.
+#[tokio::test(flavor = "multi_thread")]
+async fn outgoing_messages_are_taken_once_and_as_of_the_start() {
+    let inbox = InboxFixture::new().await;
+    let consumer = inbox.simple("", "").await;
+    let host = emitting_host(&inbox, &consumer);
+    let limits = serde_json::json!({ "destinations_allowed": ["inbox:*"] });
+    inbox.control.tenants().set_limits("acme", limits.as_object().unwrap()).await.unwrap();
+    let emit = |offset: i64| emitting(offset, &format!("m{offset}"), &["emit inbox:nobody"]);
+    deliver(&host, &[emit(0), emit(1), emit(2), emit(3)]).await;
+    let fixture = JobFixture { inbox, consumer };
+    const PARK: &str = "UPDATE oncebox.outgoing SET status = 'parked', reason = 'refused', \
+        next_attempt_at = NULL WHERE status = 'received'";
+    const SEND: &str = "UPDATE oncebox.outgoing SET status = 'in_progress', reason = NULL, \
+        locked_by = 'a host', locked_until = now(), next_attempt_at = NULL WHERE message_id = 'm3'";
+    fixture.inbox.execute(PARK).await;
+    fixture.inbox.execute(SEND).await;
+
+    let redrive = outgoing_job(OutgoingAction::Redrive, JobFilter::default());
+    let job_id = fixture.start(&NewJob { rate: Some(2), ..redrive }).await.job_id;
+    let mut leased = fixture.lease(job_id).await.unwrap();
+    assert_eq!(fixture.step(&mut leased).await, JobStep::Next(Duration::from_secs(1)));
+    fixture.inbox.execute(PARK).await;
+    assert_eq!(fixture.step(&mut leased).await, JobStep::Done);
+    let done = fixture.show(job_id).await;
+    assert_eq!((done.changed, done.left_out.0), (3, [("busy".to_owned(), 1)].into()));
+    let status = async |status: &str| {
+        let count = format!("SELECT count(*) FROM oncebox.outgoing WHERE status = '{status}'");
+        fixture.inbox.number(&count).await
+    };
+    assert_eq!((status("parked").await, status("received").await), (2, 1));
+
+    let discard = outgoing_job(OutgoingAction::Discard, JobFilter::default());
+    let job_id = fixture.start(&NewJob { rate: Some(2), ..discard }).await.job_id;
+    let mut leased = fixture.lease(job_id).await.unwrap();
+    fixture.step(&mut leased).await;
+    deliver(&host, &[emit(4)]).await;
+    while fixture.step(&mut leased).await != JobStep::Done {}
+    assert_eq!(fixture.show(job_id).await.changed, 3);
+    assert_eq!((status("discarded").await, status("received").await), (3, 1), "m4 is later");
+    fixture.inbox.finish().await;
+}
+
+/// What could go wrong: a job on one consumer becomes one on all of the tenant's, because that
+/// consumer is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_consumer_is_gone_acts_on_nothing() {
+    let fixture = JobFixture::new(1).await;
+    let other = fixture.inbox.consumer(&fixture.consumer.tenant, "other", "").await;
+    let discard = outgoing_job(OutgoingAction::Discard, JobFilter::default());
+    let job_id =
+        fixture.start(&NewJob { consumer: Some("other".to_owned()), ..discard }).await.job_id;
+    // As in a tenant's own database, until it is told that the consumer is gone.
+    let gone = format!(
+        "ALTER TABLE oncebox.job DROP CONSTRAINT job_consumer_id_fkey; \
+            DELETE FROM oncebox.consumer WHERE consumer_id = {}",
+        other.row.consumer_id
+    );
+    fixture.inbox.execute(gone).await;
+    assert!(fixture.lease(job_id).await.is_none());
+    let job = fixture.show(job_id).await;
+    assert_eq!((&*job.state, job.changed), ("paused", 0));
+    assert!(job.note.unwrap().contains("is gone"));
     fixture.inbox.finish().await;
 }

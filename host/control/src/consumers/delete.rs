@@ -124,13 +124,14 @@ pub(crate) async fn remove_beside_messages(
     database: &PgPool,
     consumer_id: i32,
 ) -> Result<(), InboxError> {
-    const REMOVE: [&str; 6] = [
+    const REMOVE: [&str; 7] = [
         "DELETE FROM oncebox.copying WHERE consumer_id = $1",
         "DELETE FROM oncebox.inbox_history WHERE consumer_id = $1",
         "DELETE FROM oncebox.inbox_edit WHERE consumer_id = $1",
         "DELETE FROM oncebox.sequence_position WHERE consumer_id = $1",
         "DELETE FROM oncebox.probation WHERE consumer_id = $1",
         "DELETE FROM oncebox.replay WHERE consumer_id = $1",
+        "DELETE FROM oncebox.job WHERE consumer_id = $1",
     ];
     for statement in REMOVE {
         sqlx::query(statement).bind(consumer_id).execute(database).await?;

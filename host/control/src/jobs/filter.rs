@@ -12,10 +12,12 @@ use crate::{
 
 /// Most ids of one filter.
 const IDS_MAX: usize = 1_000;
+/// Longest text of a filter, bytes: the length of an id.
+const TEXT_MAX: usize = 600;
 
 /// Conditions on messages. A member that is absent restricts nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct JobFilter {
     /// Status.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -80,12 +82,34 @@ impl JobFilter {
             JobAction::Inbox(_) => self.message_status().map(drop)?,
             JobAction::Outgoing(_) => self.outgoing_status().map(drop)?,
         }
+        self.check_lengths()?;
         match self.ids.as_ref().map_or(1, Vec::len) {
             1..=IDS_MAX => Ok(()),
             0 => Err(InboxError::Invalid("`filter.ids` is empty; leave it out for any".to_owned())),
             ids => Err(InboxError::Invalid(format!(
                 "`filter.ids` has {ids} ids; name at most {IDS_MAX}, or select by the other \
                     members"
+            ))),
+        }
+    }
+
+    fn check_lengths(&self) -> Result<(), InboxError> {
+        let texts = [
+            ("reason", &self.reason),
+            ("event_type", &self.event_type),
+            ("key", &self.key),
+            ("error", &self.error),
+            ("version", &self.version),
+            ("destination", &self.destination),
+            ("cause", &self.cause),
+        ];
+        let texts = texts.into_iter().filter_map(|(name, text)| Some((name, text.as_ref()?)));
+        let ids = self.ids.iter().flatten().map(|id| ("ids", id));
+        match texts.chain(ids).find(|(_, text)| text.len() > TEXT_MAX) {
+            None => Ok(()),
+            Some((name, text)) => Err(InboxError::Invalid(format!(
+                "`filter.{name}` has a text of {} bytes; {TEXT_MAX} is the longest",
+                text.len()
             ))),
         }
     }
@@ -175,6 +199,13 @@ mod tests {
         };
         for (count, is_sound) in [(0, false), (1, true), (IDS_MAX, true), (IDS_MAX + 1, false)] {
             assert_eq!(ids(count).check(JobAction::Inbox(Action::Retry)).is_ok(), is_sound);
+        }
+        for (length, is_sound) in [(TEXT_MAX, true), (TEXT_MAX + 1, false)] {
+            let id = JobFilter { ids: Some(vec!["a".repeat(length)]), ..JobFilter::default() };
+            let error = JobFilter { error: Some("a".repeat(length)), ..JobFilter::default() };
+            for filter in [id, error] {
+                assert_eq!(filter.check(JobAction::Inbox(Action::Retry)).is_ok(), is_sound);
+            }
         }
         let lost = JobFilter { status: Some("lost".to_owned()), ..JobFilter::default() };
         for action in JobAction::ALL {

@@ -26,8 +26,10 @@ pub struct Job {
     pub action: String,
     /// State: `running`, `paused`, `done` or `cancelled`.
     pub state: String,
-    /// Messages that it selects.
+    /// Messages that it selects; in a list without the ids.
     pub filter: Json<JobFilter>,
+    /// Number of ids in the filter; none where it has none.
+    pub ids: Option<i64>,
     /// Latest time by which a message was received, or became a dead letter.
     pub as_of: DateTime<Utc>,
     /// Most messages per second; none for no limit.
@@ -81,12 +83,16 @@ impl JobControl {
     fn change(self) -> (&'static str, &'static str) {
         match self {
             Self::Pause => (
-                "state = 'paused', locked_until = NULL, locked_by = NULL, note = NULL",
+                "state = 'paused', epoch = epoch + 1, locked_until = NULL, locked_by = NULL, \
+                    note = NULL",
                 "'running'",
             ),
-            Self::Resume => ("state = 'running', crashes = 0, note = NULL", "'paused'"),
+            Self::Resume => {
+                ("state = 'running', crashes = 0, note = NULL, due_at = now()", "'paused'")
+            }
             Self::Cancel => (
-                "state = 'cancelled', ended_at = now(), locked_until = NULL, locked_by = NULL",
+                "state = 'cancelled', ended_at = now(), epoch = epoch + 1, locked_until = NULL, \
+                    locked_by = NULL",
                 "'running', 'paused'",
             ),
         }
@@ -104,8 +110,8 @@ impl JobControl {
 
 /// Columns of a job, with the names of its tenant and its consumer.
 const SELECT: &str = "SELECT j.job_id, t.name AS tenant, c.name AS consumer, j.action, j.state, \
-        j.filter, j.as_of, j.rate, j.actor, j.reason, j.estimate, j.is_counted_whole, j.began_at, \
-        j.ended_at, j.changed, j.left_out, j.pass, j.note, j.locked_by AS host \
+        {filter} AS filter, jsonb_array_length(j.filter->'ids')::bigint AS ids, j.as_of, j.rate, \
+        j.actor, j.reason, j.estimate, j.is_counted_whole, j.began_at, j.ended_at, j.changed, j.left_out, j.pass, j.note, j.locked_by AS host \
     FROM oncebox.job j JOIN oncebox.tenant t USING (tenant_id) \
     LEFT JOIN oncebox.consumer c USING (consumer_id)";
 
@@ -120,8 +126,10 @@ impl Jobs<'_> {
             self.0.consumers().get(tenant, consumer).await?;
         }
         let database = self.0.tenant_databases().get(&row)?;
+        // A thousand ids for each job of a list would be more than an answer.
+        let select = SELECT.replace("{filter}", "j.filter - 'ids'");
         let list = format!(
-            "{SELECT} WHERE t.name = $1 AND ($2::text IS NULL OR c.name = $2) \
+            "{select} WHERE t.name = $1 AND ($2::text IS NULL OR c.name = $2) \
                 ORDER BY j.job_id DESC LIMIT $3"
         );
         let query = sqlx::query_as(AssertSqlSafe(list)).bind(tenant).bind(consumer).bind(LIST_MAX);
@@ -134,7 +142,8 @@ impl Jobs<'_> {
     /// `NotFound` where there is no such tenant or job, or an error of a database.
     pub async fn show(&self, tenant: &str, job_id: i64) -> Result<Job, InboxError> {
         let database = self.0.tenant_databases().get(&self.0.tenants().get(tenant).await?)?;
-        let one = format!("{SELECT} WHERE j.job_id = $1 AND t.name = $2");
+        let select = SELECT.replace("{filter}", "j.filter");
+        let one = format!("{select} WHERE j.job_id = $1 AND t.name = $2");
         let query = sqlx::query_as(AssertSqlSafe(one)).bind(job_id).bind(tenant);
         query.fetch_optional(&database.pool).await?.ok_or_else(|| {
             InboxError::NotFound(format!(

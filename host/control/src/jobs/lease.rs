@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use chrono::{DateTime, Utc};
 use oncebox_model::{error::InboxError, hooks};
+use serde_json::Value;
 use sqlx::types::Json;
 
 use super::{JobAction, filter::JobFilter, page::JobCursor};
@@ -11,6 +12,8 @@ use crate::{consumers::Consumer, database::tenant_database::TenantDatabase, hand
 
 /// Length of a lease. Each page renews it.
 const LEASE: Duration = Duration::from_secs(30);
+/// Pause before a page that failed is tried again.
+pub(super) const AGAIN: Duration = Duration::from_secs(5);
 /// Hosts that may end while they have a job, without a page in between. Then it is paused.
 const CRASHES_MAX: i32 = 3;
 
@@ -22,6 +25,9 @@ pub struct LeasedJob {
     pub tenant: String,
     /// Name of its consumer, where it has one.
     pub consumer_name: Option<String>,
+    pub(super) tenant_id: i32,
+    /// None for outgoing messages of every consumer.
+    pub(super) consumer_id: Option<i32>,
     pub(super) consumer: Option<Consumer>,
     pub(super) action: JobAction,
     pub(super) filter: JobFilter,
@@ -44,8 +50,8 @@ pub struct LeasedJob {
 /// The end of this process's work on a job that is not over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobLeft {
-    /// Another process, or this one later, goes on.
-    Free,
+    /// Another process, or this one, goes on after this pause.
+    Until(Duration),
     /// It cannot go on, for this reason, until an operator resumes it.
     Paused(String),
     /// A page failed, with this text. It is tried again, and paused like one that ends hosts.
@@ -55,11 +61,12 @@ pub enum JobLeft {
 #[derive(sqlx::FromRow)]
 struct LeasedRow {
     job_id: i64,
+    tenant_id: i32,
     tenant: String,
     consumer_id: Option<i32>,
     action: String,
     state: String,
-    filter: Json<JobFilter>,
+    filter: Value,
     as_of: DateTime<Utc>,
     rate: Option<i32>,
     actor: String,
@@ -92,12 +99,13 @@ impl Jobs<'_> {
     /// An error of the database.
     pub async fn is_waiting(&self, database: &TenantDatabase) -> Result<bool, InboxError> {
         const WAITING: &str = "SELECT EXISTS (SELECT FROM oncebox.job WHERE state = 'running' \
-            AND (locked_until IS NULL OR locked_until < now()))";
+            AND due_at <= now() AND (locked_until IS NULL OR locked_until < now()))";
         Ok(sqlx::query_scalar(WAITING).fetch_one(&database.pool).await?)
     }
 
-    /// Leases the job of a database that waits for a host the longest, or this one, if it waits.
-    /// One that ended hosts again and again is paused instead.
+    /// Leases a job of a database that waits, or this one, if it waits: of the tenant whose jobs
+    /// have not been worked on for the longest. One that ended hosts again and again is paused
+    /// instead.
     ///
     /// # Errors
     /// An error of a database.
@@ -119,12 +127,15 @@ impl Jobs<'_> {
                     THEN now() + $2 * interval '1 millisecond' END \
             FROM (SELECT w.job_id, w.crashes + (w.locked_by IS NOT NULL)::int AS crashes \
                 FROM oncebox.job w WHERE w.state = 'running' \
-                  AND (w.locked_until IS NULL OR w.locked_until < now()) \
+                  AND w.due_at <= now() AND (w.locked_until IS NULL OR w.locked_until < now()) \
                   AND ($4::bigint IS NULL OR w.job_id = $4) \
-                ORDER BY w.leased_at NULLS FIRST, w.job_id LIMIT 1 FOR UPDATE SKIP LOCKED) l, \
+                ORDER BY (SELECT max(o.leased_at) FROM oncebox.job o \
+                        WHERE o.tenant_id = w.tenant_id AND o.state = 'running') NULLS FIRST, \
+                    w.leased_at NULLS FIRST, w.job_id \
+                LIMIT 1 FOR UPDATE OF w SKIP LOCKED) l, \
                 oncebox.tenant t \
             WHERE j.job_id = l.job_id AND t.tenant_id = j.tenant_id \
-            RETURNING j.job_id, t.name AS tenant, j.consumer_id, j.action, j.state, j.filter, \
+            RETURNING j.job_id, t.tenant_id, t.name AS tenant, j.consumer_id, j.action, j.state, j.filter, \
                 j.as_of, j.rate, j.actor, j.reason, j.epoch, j.step, j.pass, j.cursor, j.changed, \
                 j.changed_in_pass, j.left_out, j.note";
         let query = sqlx::query_as(TAKE)
@@ -140,7 +151,15 @@ impl Jobs<'_> {
             return Ok(None);
         }
         hooks::point("job:lease:after");
-        self.leased(database, row).await.map(Some)
+        let (job_id, epoch) = (row.job_id, row.epoch);
+        match self.leased(database, row).await {
+            Ok(job) => Ok(Some(job)),
+            Err(error) => {
+                tracing::warn!(job = job_id, %error, "a job cannot be worked on");
+                leave(database, (job_id, epoch), &JobLeft::of_error(&error)).await?;
+                Ok(None)
+            }
+        }
     }
 
     async fn leased(
@@ -148,25 +167,33 @@ impl Jobs<'_> {
         database: &TenantDatabase,
         row: LeasedRow,
     ) -> Result<LeasedJob, InboxError> {
-        // A row of the host's database has the policy of now; that of a tenant's own is its copy.
         let consumer = match row.consumer_id {
-            Some(consumer_id) => self.0.consumers().by_id(consumer_id).await?,
+            Some(consumer_id) => {
+                let consumer = self.0.consumers().by_id(consumer_id).await?;
+                let gone = || InboxError::NotFound("the consumer of this job is gone".to_owned());
+                Some(consumer.ok_or_else(gone)?)
+            }
             None => None,
         };
-        let action = JobAction::named(&row.action).ok_or_else(|| {
-            InboxError::conflict(format!(
-                "this release does not know the action `{}` of job {}",
-                row.action, row.job_id
-            ))
-        })?;
+        let of_another_release = || {
+            InboxError::Invalid(
+                "this release does not know its action or its filter; use the one that started it"
+                    .to_owned(),
+            )
+        };
+        let action = JobAction::named(&row.action).ok_or_else(of_another_release)?;
+        let filter: JobFilter =
+            serde_json::from_value(row.filter).map_err(|_| of_another_release())?;
         Ok(LeasedJob {
             job_id: row.job_id,
             tenant: row.tenant,
             consumer_name: consumer.as_ref().map(|consumer| consumer.name.clone()),
-            versions: self.0.messages().versions_like(row.filter.version.as_deref()).await?,
+            versions: self.0.messages().versions_like(filter.version.as_deref()).await?,
+            tenant_id: row.tenant_id,
+            consumer_id: row.consumer_id,
             consumer,
             action,
-            filter: row.filter.0,
+            filter,
             as_of: row.as_of,
             rate: row.rate.and_then(|rate| u32::try_from(rate).ok()),
             actor: row.actor,
@@ -187,23 +214,42 @@ impl Jobs<'_> {
     /// # Errors
     /// An error of the database.
     pub async fn leave(&self, job: &LeasedJob, left: &JobLeft) -> Result<(), InboxError> {
-        const LEAVE: &str = "UPDATE oncebox.job SET crashes = crashes + $3, note = $4, \
-            state = CASE WHEN crashes + $3 < $5 THEN state ELSE 'paused' END, \
-            locked_until = NULL, locked_by = NULL \
-            WHERE job_id = $1 AND epoch = $2 AND state = 'running'";
-        let (failures, note) = match left {
-            JobLeft::Free => (0, None),
-            JobLeft::Failed(why) => (1, Some(why)),
-            JobLeft::Paused(why) => (CRASHES_MAX, Some(why)),
-        };
-        let query = sqlx::query(LEAVE)
-            .bind(job.job_id)
-            .bind(job.epoch)
-            .bind(failures)
-            .bind(note)
-            .bind(CRASHES_MAX);
-        query.execute(&job.database.pool).await?;
-        Ok(())
+        leave(&job.database, (job.job_id, job.epoch), left).await
+    }
+}
+
+async fn leave(
+    database: &TenantDatabase,
+    (job_id, epoch): (i64, i64),
+    left: &JobLeft,
+) -> Result<(), InboxError> {
+    const LEAVE: &str = "UPDATE oncebox.job SET crashes = crashes + $3, note = $4, \
+        state = CASE WHEN crashes + $3 < $5 THEN state ELSE 'paused' END, \
+        due_at = now() + $6 * interval '1 millisecond', locked_until = NULL, locked_by = NULL \
+        WHERE job_id = $1 AND epoch = $2 AND state = 'running'";
+    let (failures, note, pause) = match left {
+        JobLeft::Until(pause) => (0, None, *pause),
+        JobLeft::Failed(why) => (1, Some(why), AGAIN),
+        JobLeft::Paused(why) => (CRASHES_MAX, Some(why), Duration::ZERO),
+    };
+    let query = sqlx::query(LEAVE)
+        .bind(job_id)
+        .bind(epoch)
+        .bind(failures)
+        .bind(note)
+        .bind(CRASHES_MAX)
+        .bind(pause.as_millis() as i64);
+    query.execute(&database.pool).await?;
+    Ok(())
+}
+
+impl JobLeft {
+    /// Returns what becomes of a job after an error.
+    pub(super) fn of_error(error: &InboxError) -> Self {
+        match error {
+            InboxError::Invalid(_) | InboxError::NotFound(_) => Self::Paused(error.to_string()),
+            error => Self::Failed(error.to_string()),
+        }
     }
 }
 

@@ -87,6 +87,9 @@ impl Jobs<'_> {
             Some(name) => Some(self.0.consumers().get(tenant, name).await?),
             None => None,
         };
+        if row.state.is_deleting() {
+            return Err(InboxError::conflict(format!("tenant `{tenant}` is being deleted")));
+        }
         let database = self.0.tenant_databases().get(&row)?;
         Ok(JobTarget { tenant_id: row.tenant_id, tenant: row.name, consumer, database })
     }

@@ -9,22 +9,26 @@ use oncebox_model::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use sqlx::{PgConnection, types::Json};
+use sqlx::{Executor, PgConnection, types::Json};
 
 use super::{JobAction, lease::LeasedJob};
 use crate::{
     audit::Subject,
     handles::Jobs,
-    messages::bulk::{Action, Selection},
-    outgoing::act::{self, OutgoingAction},
+    messages::bulk::Selection,
+    outgoing::act::{OutgoingAction, OutgoingSelection},
 };
 
-/// Messages of a page.
+/// Messages that a page reads.
 const PAGE: u32 = 500;
 /// Passes over the messages, at most.
 const PASSES_MAX: i32 = 10;
 /// Pause before a pass over messages that others work on; it grows with each pass.
 const BUSY: Duration = Duration::from_millis(500);
+/// Most messages under way that a pass counts.
+const COUNTED_MAX: i64 = 1_000;
+/// Statement that limits those of a page on the server, to half of a lease.
+const WITHIN: &str = "SET LOCAL statement_timeout = 15000";
 
 /// Place in a job's messages behind which the next page begins.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -34,17 +38,34 @@ pub(super) struct JobCursor {
     status: usize,
     /// Time of receipt and id of the last message of that status.
     after: Option<(DateTime<Utc>, String)>,
-    /// Position of the last outgoing message.
-    position: Option<i64>,
+    /// Consumer of the last outgoing message, and its position.
+    outgoing: Option<(i32, i64)>,
 }
 
 /// What a page did.
 #[derive(Debug, Default)]
 struct PageResult {
+    /// Messages that the action was asked for.
+    asked: usize,
     changed: i64,
     left_out: BTreeMap<String, i64>,
     /// Place behind the page; none where the pass is over.
     next: Option<JobCursor>,
+}
+
+impl PageResult {
+    /// Counts messages that the action was asked for. Those that it did not change are busy.
+    fn acted(&mut self, asked: usize, changed: i64) {
+        self.asked += asked;
+        self.changed += changed;
+        self.leave_out(BUSY_NAME, asked as i64 - changed);
+    }
+
+    fn leave_out(&mut self, reason: &str, messages: i64) {
+        if messages > 0 {
+            *self.left_out.entry(reason.to_owned()).or_default() += messages;
+        }
+    }
 }
 
 /// The state of a job after a page.
@@ -62,12 +83,13 @@ impl Jobs<'_> {
     /// Works on one page of a job.
     ///
     /// # Errors
-    /// `NotFound` where its consumer is gone, or an error of a database. The page is rolled back.
+    /// An error of a database. The page is rolled back.
     pub async fn step(&self, job: &mut LeasedJob) -> Result<JobStep, InboxError> {
         // Under this lock no operator pauses or ends the job within the page.
         const LOCK: &str = "SELECT true FROM oncebox.job WHERE job_id = $1 AND epoch = $2 \
             AND step = $3 AND state = 'running' FOR UPDATE";
         let mut tx = job.database.pool.begin().await?;
+        tx.execute(sqlx::raw_sql(WITHIN)).await?;
         let lock = sqlx::query_scalar(LOCK).bind(job.job_id).bind(job.epoch).bind(job.step);
         let is_ours = lock.fetch_optional(&mut *tx).await? == Some(true);
         if !is_ours && !hooks::sabotage(Defect::JobLeaseUnchecked) {
@@ -118,9 +140,9 @@ impl Jobs<'_> {
 }
 
 impl LeasedJob {
-    /// Most messages of a page: no more than a second's.
-    fn page_max(&self) -> u32 {
-        self.rate.map_or(PAGE, |rate| rate.min(PAGE))
+    /// Most messages that a page changes: no more than a second's.
+    fn page_max(&self) -> usize {
+        self.rate.map_or(PAGE, |rate| rate.min(PAGE)) as usize
     }
 
     /// Returns the pause that the job's rate asks for.
@@ -132,9 +154,24 @@ impl LeasedJob {
     }
 
     async fn page(&self, connection: &mut PgConnection) -> Result<PageResult, InboxError> {
-        match self.action {
-            JobAction::Inbox(action) => self.inbox_page(connection, action).await,
-            JobAction::Outgoing(action) => self.outgoing_page(connection, action).await,
+        match (self.action, &self.consumer) {
+            (JobAction::Inbox(action), Some(consumer)) => {
+                let filter = self.filter.of_inbox()?;
+                let selection = Selection {
+                    consumer_id: consumer.consumer_id,
+                    class: consumer.policy()?.retention.class(),
+                    action,
+                    filter: &filter,
+                    versions: &self.versions,
+                    ids: self.filter.ids.as_deref(),
+                    as_of: self.as_of,
+                };
+                self.inbox_page(connection, &selection).await
+            }
+            (JobAction::Inbox(_), None) => {
+                Err(InboxError::NotFound("the consumer of this job is gone".to_owned()))
+            }
+            (JobAction::Outgoing(action), _) => self.outgoing_page(connection, action).await,
         }
     }
 
@@ -143,72 +180,107 @@ impl LeasedJob {
     async fn inbox_page(
         &self,
         connection: &mut PgConnection,
-        action: Action,
+        selection: &Selection<'_>,
     ) -> Result<PageResult, InboxError> {
-        let consumer = self
-            .consumer
-            .as_ref()
-            .ok_or_else(|| InboxError::NotFound("the consumer of this job is gone".to_owned()))?;
-        let filter = self.filter.of_inbox()?;
-        let selection = Selection {
-            consumer_id: consumer.consumer_id,
-            class: consumer.policy()?.retention.class(),
-            action,
-            filter: &filter,
-            versions: &self.versions,
-            ids: self.filter.ids.as_deref(),
-            as_of: self.as_of,
-        };
-        let (mut result, mut room) = (PageResult::default(), i64::from(self.page_max()));
-        let mut cursor = self.cursor.clone();
-        while let Some(status) = action.statuses().get(cursor.status) {
-            // Ids are at most two pages, and have no place in the order of a page.
-            let limit = if selection.ids.is_some() { i64::MAX } else { room };
-            let found = selection.page(connection, *status, &cursor.after, limit).await?;
-            let is_last = selection.ids.is_some() || (found.len() as i64) < limit;
-            room -= found.len() as i64;
-            cursor.after = found.last().map(|last| (last.received_at, last.message_id.clone()));
-            let mut ids = Vec::new();
-            for message in found.iter().filter(|message| message.is_selected) {
+        let (mut result, mut cursor) = (PageResult::default(), self.cursor.clone());
+        let (statuses, mut read) = (selection.statuses(), 0);
+        while let Some(status) = statuses.get(cursor.status) {
+            let limit = PAGE as usize;
+            let found = selection.page(connection, *status, &cursor.after, limit as i64).await?;
+            let mut is_last = found.len() < limit;
+            read += found.len();
+            let (mut ids, room) = (Vec::new(), self.page_max() - result.asked);
+            for message in &found {
+                if ids.len() == room {
+                    is_last = false;
+                    break;
+                }
+                cursor.after = Some((message.received_at, message.message_id.clone()));
                 match &message.obstacle {
-                    Some(obstacle) => *result.left_out.entry(obstacle.clone()).or_default() += 1,
+                    _ if !message.is_selected => {}
+                    Some(obstacle) => result.leave_out(obstacle, 1),
                     None => ids.push(&*message.message_id),
                 }
             }
             if !ids.is_empty() {
                 let changed = selection.act(connection, &ids, &self.actor, &self.reason).await?;
-                result.changed += changed;
-                let busy = ids.len() as i64 - changed;
-                if busy > 0 {
-                    *result.left_out.entry(BUSY_NAME.to_owned()).or_default() += busy;
-                }
+                result.acted(ids.len(), changed);
             }
             if is_last {
                 cursor = JobCursor { status: cursor.status + 1, ..JobCursor::default() };
             }
-            if room <= 0 {
+            if result.asked >= self.page_max() || read >= limit {
                 break;
             }
         }
-        result.next = (cursor.status < action.statuses().len()).then_some(cursor);
+        if cursor.status < statuses.len() {
+            result.next = Some(cursor);
+        } else {
+            result.leave_out(BUSY_NAME, selection.running(connection, COUNTED_MAX).await?);
+        }
         Ok(result)
     }
 
-    /// Acts on the next outgoing messages. Those that a relay is sending are left alone.
+    /// Acts on the next outgoing messages, consumer by consumer.
     async fn outgoing_page(
         &self,
         connection: &mut PgConnection,
         action: OutgoingAction,
     ) -> Result<PageResult, InboxError> {
-        let filter = self.filter.of_outgoing(self.consumer_name.as_deref())?;
-        let after = self.cursor.position;
-        let (changed, last) =
-            act::change(connection, &self.tenant, action, &filter, after, self.page_max()).await?;
-        let next = last.map(|last| JobCursor { position: Some(last), ..JobCursor::default() });
-        Ok(PageResult { changed, left_out: BTreeMap::new(), next })
+        const CONSUMERS: &str = "SELECT consumer_id FROM oncebox.consumer WHERE tenant_id = $1 \
+            AND ($2::int IS NULL OR consumer_id = $2) AND consumer_id >= $3 ORDER BY consumer_id";
+        let filter = self.filter.of_outgoing(None)?;
+        let (first, mut after) = self.cursor.outgoing.unwrap_or((0, 0));
+        let query =
+            sqlx::query_scalar(CONSUMERS).bind(self.tenant_id).bind(self.consumer_id).bind(first);
+        let consumers: Vec<i32> = query.fetch_all(&mut *connection).await?;
+        let (mut result, mut read) = (PageResult::default(), 0);
+        for (nth, consumer_id) in consumers.iter().copied().enumerate() {
+            if nth > 0 || consumer_id != first {
+                after = 0;
+            }
+            let selection =
+                OutgoingSelection { consumer_id, action, filter: &filter, as_of: self.as_of };
+            let (found, has_more) = selection.page(connection, after, i64::from(PAGE)).await?;
+            read += found.len();
+            let mut is_last = !has_more;
+            let (mut messages, room) = (Vec::new(), self.page_max() - result.asked);
+            for message in &found {
+                if messages.len() == room {
+                    is_last = false;
+                    break;
+                }
+                after = message.position;
+                if message.is_selected {
+                    messages.push(message);
+                }
+            }
+            if !messages.is_empty() {
+                let changed = selection.act(connection, &messages).await?;
+                result.acted(messages.len(), changed);
+            }
+            if !is_last {
+                result.next = Some(JobCursor {
+                    outgoing: Some((consumer_id, after)),
+                    ..JobCursor::default()
+                });
+                return Ok(result);
+            }
+            result.leave_out(BUSY_NAME, selection.under_way(connection, COUNTED_MAX).await?);
+            let next = consumers.get(nth + 1);
+            if let Some(next) =
+                next.filter(|_| result.asked >= self.page_max() || read >= PAGE as usize)
+            {
+                result.next =
+                    Some(JobCursor { outgoing: Some((*next, 0)), ..JobCursor::default() });
+                return Ok(result);
+            }
+        }
+        Ok(result)
     }
 
-    /// Counts a page, and moves the job behind it. Passes repeat until one finds nothing to do.
+    /// Counts a page, and moves the job behind it. Passes over an inbox repeat until one finds
+    /// nothing to do. Outgoing messages have one pass: a second would take those that failed again.
     fn advance(&mut self, page: PageResult) -> JobStep {
         self.step += 1;
         self.changed += page.changed;
@@ -221,7 +293,8 @@ impl LeasedJob {
             return JobStep::Next(Duration::ZERO);
         }
         let is_busy = self.left_out.contains_key(BUSY_NAME);
-        if self.pass >= PASSES_MAX || (self.changed_in_pass == 0 && !is_busy) {
+        let passes_max = if matches!(self.action, JobAction::Inbox(_)) { PASSES_MAX } else { 1 };
+        if self.pass >= passes_max || (self.changed_in_pass == 0 && !is_busy) {
             return JobStep::Done;
         }
         let pause = if is_busy { BUSY * self.pass.unsigned_abs() } else { Duration::ZERO };
@@ -257,5 +330,6 @@ impl LeasedJob {
     }
 }
 
-/// Reason of messages that others work on: a host runs one of their key, or holds their row.
+/// Reason of messages that others work on: a host runs them or one of their key, or someone else
+/// acts on them.
 const BUSY_NAME: &str = "busy";

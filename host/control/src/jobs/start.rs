@@ -202,8 +202,11 @@ async fn refuse_too_many(
     connection: &mut PgConnection,
     target: &JobTarget,
 ) -> Result<(), InboxError> {
+    // Under this lock nobody starts another one meanwhile.
+    const LOCK: &str = "SELECT FROM oncebox.tenant WHERE tenant_id = $1 FOR NO KEY UPDATE";
     const OPEN: &str = "SELECT count(*) FROM oncebox.job WHERE tenant_id = $1 \
         AND state IN ('running', 'paused')";
+    sqlx::query(LOCK).bind(target.tenant_id).execute(&mut *connection).await?;
     let open: i64 = sqlx::query_scalar(OPEN).bind(target.tenant_id).fetch_one(connection).await?;
     match open < OPEN_MAX {
         true => Ok(()),

@@ -43,8 +43,9 @@ impl Action {
         }
     }
 
-    /// Returns the condition on the action's messages beside their statuses, before and after the
-    /// bound time of the action. `oncebox.act_on_messages` checks each message again.
+    /// Returns the condition on the action's messages beside their statuses and their receipt,
+    /// before and after the bound time of the action. `oncebox.act_on_messages` checks each message
+    /// again.
     fn condition(self) -> [&'static str; 2] {
         match self {
             Self::Redrive => [" AND i.processed_at <= ", ""],
@@ -55,13 +56,11 @@ impl Action {
         }
     }
 
-    /// Returns the expression for what keeps a message of the condition from the action: the name
-    /// of an [`Obstacle`], or null.
+    /// Returns the expression for what keeps a message of the condition from the action, or null.
     fn obstacle(self) -> &'static str {
         match self {
             Self::Redrive => {
-                "CASE WHEN i.erased_at IS NOT NULL THEN 'erased' \
-                    WHEN i.reason ~ '^(undecodable|unclaimable)' THEN 'undecodable' \
+                "CASE WHEN i.reason ~ '^(undecodable|unclaimable)' THEN 'undecodable' \
                     WHEN i.headers IS NULL THEN 'no_record' \
                     WHEN oncebox.is_unordered(i) THEN 'unordered' END"
             }
@@ -115,8 +114,14 @@ impl Selection<'_> {
         query.build_query_scalar().fetch_one(connection).await
     }
 
+    /// Returns the statuses through which the action goes.
+    pub(crate) fn statuses(&self) -> Vec<MessageStatus> {
+        let of_filter = |status: &MessageStatus| self.filter.status.is_none_or(|it| it == *status);
+        self.action.statuses().iter().copied().filter(of_filter).collect()
+    }
+
     /// Reads the next messages of a status from the oldest on, whether the filter takes them or
-    /// not: so a page reads its rows alone. With ids it is all of them.
+    /// not, so that a page reads its rows alone. With ids it is all of them.
     pub(crate) async fn page(
         &self,
         connection: &mut PgConnection,
@@ -124,10 +129,12 @@ impl Selection<'_> {
         after: &Option<(DateTime<Utc>, String)>,
         limit: i64,
     ) -> Result<Vec<Candidate>, InboxError> {
-        // The index on what is open serves each partition in order.
-        const PLAN: &str = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; \
+        // Without ids the index on what is open serves each partition in order.
+        const BY_PLACE: &str = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; \
             SET LOCAL enable_sort = off; SET LOCAL jit = off";
-        connection.execute(sqlx::raw_sql(PLAN)).await?;
+        const BY_ID: &str = "SET LOCAL enable_seqscan = off; SET LOCAL jit = off";
+        let plan = if self.ids.is_some() { BY_ID } else { BY_PLACE };
+        connection.execute(sqlx::raw_sql(plan)).await?;
         let mut query = self.page_query(status, after, limit);
         Ok(query.build_query_as().fetch_all(connection).await?)
     }
@@ -143,9 +150,13 @@ impl Selection<'_> {
         query.push(") IS TRUE AS is_selected, ").push(self.action.obstacle());
         query.push(" AS obstacle FROM oncebox.inbox i WHERE");
         self.push_consumer(&mut query);
-        query.push(" AND i.status = ").push_bind(status);
-        query.push(" AND i.status <> 'completed'");
+        match self.ids {
+            // An expression, so that the index of the ids alone serves this.
+            Some(_) => query.push(" AND i.status || '' = ").push_bind(status),
+            None => query.push(" AND i.status <> 'completed' AND i.status = ").push_bind(status),
+        };
         self.push_ids(&mut query);
+        query.push(" AND i.received_at <= ").push_bind(self.as_of);
         if let Some((at, id)) = after {
             query.push(" AND i.received_at >= ").push_bind(*at);
             query.push(" AND (i.received_at > ").push_bind(*at);
@@ -153,6 +164,25 @@ impl Selection<'_> {
         }
         query.push(" ORDER BY i.received_at, i.message_id COLLATE \"C\" LIMIT ").push_bind(limit);
         query
+    }
+
+    /// Counts the messages that a host runs and that the action would else take, up to a limit.
+    pub(crate) async fn running(
+        &self,
+        connection: &mut PgConnection,
+        limit: i64,
+    ) -> Result<i64, InboxError> {
+        if self.action != Action::Discard {
+            return Ok(0);
+        }
+        let mut query =
+            QueryBuilder::new("SELECT count(*) FROM (SELECT FROM oncebox.inbox i WHERE");
+        self.push_consumer(&mut query);
+        query.push(" AND i.status = 'in_progress'");
+        self.push_ids(&mut query);
+        self.push_selected(&mut query);
+        query.push(" LIMIT ").push_bind(limit).push(") m");
+        Ok(query.build_query_scalar().fetch_one(connection).await?)
     }
 
     fn push_consumer(&self, query: &mut QueryBuilder<Postgres>) {
@@ -248,6 +278,7 @@ mod tests {
                     || action == Action::Retry
             );
             assert!(rows.contains("i.consumer_id = ") && rows.contains("i.status = "), "{rows}");
+            assert!(rows.contains("i.received_at <= "), "what comes later is not read: {rows}");
             assert!(!rows.contains("i.reason") && rows.contains(" LIMIT "), "{rows}");
         }
     }
