@@ -58,7 +58,7 @@ pub async fn work_off(control: &Control, tenant: &str, job_id: i64) -> Result<Jo
         }
         ensure!(began.elapsed() < Duration::from_secs(300), "never over: {job:?}");
         match jobs.lease(&database, "a test", Some(job_id)).await? {
-            Some(leased) => jobs.work(leased, &CancellationToken::new()).await,
+            Some(leased) => drop(jobs.work(leased, &CancellationToken::new()).await),
             None => sleep(Duration::from_millis(20)).await,
         }
     }

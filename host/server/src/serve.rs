@@ -10,7 +10,7 @@ use oncebox_runtime::{RuntimeConfig, WasmRuntime};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
-    task::JoinSet,
+    task::{JoinHandle, JoinSet},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -104,19 +104,13 @@ pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()>
         serves", env!("CARGO_PKG_VERSION"));
     let drained = supervisor.run(stop, Duration::from_millis(config.shutdown.drain_ms)).await;
     drop(background);
-    // The turns end within this time; else the leases run out.
-    if let Ok(ended) = tokio::time::timeout(JOBS_GRACE, working).await {
-        ended?;
-    }
+    // Else the leases run out.
+    ended_within(JOBS_GRACE, working).await?;
     http_stop.cancel();
     compiling.await?;
     // A client that keeps its request open does not keep the process from ending.
-    if let Ok(ended) = tokio::time::timeout(Duration::from_secs(1), http).await {
-        ended?;
-    }
-    if let Ok(ended) = tokio::time::timeout(2 * API_GRACE, api_serving).await {
-        ended?;
-    }
+    ended_within(Duration::from_secs(1), http).await?;
+    ended_within(2 * API_GRACE, api_serving).await?;
     match drained {
         Drained::Clean => tracing::info!("drained"),
         Drained::Unfinished => {
@@ -124,6 +118,14 @@ pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()>
         }
     }
     Ok(())
+}
+
+/// Waits for the end of a task for a limited time.
+async fn ended_within<T>(limit: Duration, task: JoinHandle<T>) -> Result<()> {
+    match tokio::time::timeout(limit, task).await {
+        Ok(ended) => Ok(ended.map(drop)?),
+        Err(_) => Ok(()),
+    }
 }
 
 /// Begins what a host does beside its consumers. Another host continues it where it is interrupted,
