@@ -317,7 +317,10 @@ async fn a_parked_message_holds_its_lane_where_its_consumer_says_so() {
     assert_eq!(states, ["discarded", "parked", "completed", "discarded", "discarded"]);
     let audit = "SELECT count(*) FROM oncebox.audit WHERE action IN ('outgoing.redrive', \
         'outgoing.discard') AND details->>'reason' = 'a test'";
-    assert_eq!(fixture.number(audit).await, 3, "each action is in the audit log, once");
+    assert_eq!(fixture.number(audit).await, 5, "each job is in the audit log, once");
+    let changed = "SELECT sum((details->>'messages')::int)::bigint FROM oncebox.audit WHERE \
+        action = 'job.done'";
+    assert_eq!(fixture.number(changed).await, 4, "with what it changed");
     fixture.finish().await;
 }
 
