@@ -209,10 +209,10 @@ async fn a_page_reads_its_messages_whatever_the_filter_finds() {
     let fixture = JobFixture::new(1_200).await;
     fixture
         .inbox
-        .execute("UPDATE oncebox.inbox SET reason = 'rare' WHERE message_id = 'm1199'")
+        .execute("UPDATE oncebox.inbox SET reason = 'crashed' WHERE message_id = 'm1199'")
         .await;
     // All of one transaction have one time, so that the ids decide about the place.
-    let rare = inbox_job(Action::Discard, "orders", of_reason("rare"));
+    let rare = inbox_job(Action::Discard, "orders", of_reason("crashed"));
     let job_id = fixture.start(&rare).await.job_id;
     let mut leased = fixture.lease(job_id).await.unwrap();
     let mut pages = 0;
