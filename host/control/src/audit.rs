@@ -65,6 +65,24 @@ impl Audit<'_> {
         Ok(sqlx::query_as(LIST).bind(tenant).bind(limit).fetch_all(&self.0.pool).await?)
     }
 
+    /// Records a change of a tenant's database: in its transaction where that is the host's, else
+    /// before it, since no transaction spans both.
+    pub(crate) async fn record_beside(
+        &self,
+        connection: &mut PgConnection,
+        is_dedicated: bool,
+        action: &str,
+        subject: Subject,
+        details: Value,
+    ) -> Result<(), InboxError> {
+        if !is_dedicated {
+            return self.record(connection, action, subject, details).await;
+        }
+        let mut tx = self.0.pool.begin().await?;
+        self.record(&mut tx, action, subject, details).await?;
+        Ok(tx.commit().await?)
+    }
+
     pub(crate) async fn record(
         &self,
         connection: &mut PgConnection,

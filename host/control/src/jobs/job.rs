@@ -178,13 +178,10 @@ impl Jobs<'_> {
             tx.rollback().await?;
             return self.not_acted(tenant, job_id, action).await;
         }
-        if target.database.is_dedicated {
-            let mut log = self.0.pool.begin().await?;
-            self.0.audit().record(&mut log, action.name(), target.subject(), details).await?;
-            log.commit().await?;
-        } else {
-            self.0.audit().record(&mut tx, action.name(), target.subject(), details).await?;
-        }
+        let (audit, subject) = (self.0.audit(), target.subject());
+        audit
+            .record_beside(&mut tx, target.database.is_dedicated, action.name(), subject, details)
+            .await?;
         tx.commit().await?;
         self.announce(&target).await;
         self.show(tenant, job_id).await

@@ -11,7 +11,7 @@ use super::{JobAction, filter::JobFilter, page::JobCursor};
 use crate::{consumers::Consumer, database::tenant_database::TenantDatabase, handles::Jobs};
 
 /// Length of a lease. Each page renews it.
-const LEASE: Duration = Duration::from_secs(30);
+pub(super) const LEASE: Duration = Duration::from_secs(30);
 /// Pause before a page that failed is tried again.
 pub(super) const AGAIN: Duration = Duration::from_secs(5);
 /// Hosts that may end while they have a job, without a page in between. Then it is paused.
@@ -23,11 +23,8 @@ pub struct LeasedJob {
     pub job_id: i64,
     /// Name of the tenant.
     pub tenant: String,
-    /// Name of its consumer, where it has one.
-    pub consumer_name: Option<String>,
     pub(super) tenant_id: i32,
     /// None for outgoing messages of every consumer.
-    pub(super) consumer_id: Option<i32>,
     pub(super) consumer: Option<Consumer>,
     pub(super) action: JobAction,
     pub(super) filter: JobFilter,
@@ -187,10 +184,8 @@ impl Jobs<'_> {
         Ok(LeasedJob {
             job_id: row.job_id,
             tenant: row.tenant,
-            consumer_name: consumer.as_ref().map(|consumer| consumer.name.clone()),
             versions: self.0.messages().versions_like(filter.version.as_deref()).await?,
             tenant_id: row.tenant_id,
-            consumer_id: row.consumer_id,
             consumer,
             action,
             filter,
@@ -250,12 +245,5 @@ impl JobLeft {
             InboxError::Invalid(_) | InboxError::NotFound(_) => Self::Paused(error.to_string()),
             error => Self::Failed(error.to_string()),
         }
-    }
-}
-
-impl LeasedJob {
-    /// Returns the length of a lease in milliseconds.
-    pub(super) fn lease_ms() -> i64 {
-        LEASE.as_millis() as i64
     }
 }

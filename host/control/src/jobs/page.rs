@@ -11,7 +11,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::{Executor, PgConnection, types::Json};
 
-use super::{JobAction, lease::LeasedJob};
+use super::{
+    JobAction,
+    lease::{LEASE, LeasedJob},
+};
 use crate::{
     audit::Subject,
     handles::Jobs,
@@ -120,8 +123,8 @@ impl Jobs<'_> {
         job: &LeasedJob,
     ) -> Result<(), InboxError> {
         let control = self.0.acting_as(job.actor.clone());
-        let subject = match &job.consumer_name {
-            Some(consumer) => Subject::of(&job.tenant, consumer),
+        let subject = match &job.consumer {
+            Some(consumer) => Subject::of(&job.tenant, &consumer.name),
             None => Subject::tenant(&job.tenant),
         };
         let details = json!({
@@ -130,12 +133,10 @@ impl Jobs<'_> {
             "messages": job.changed,
             "left_out": job.left_out,
         });
-        if !job.database.is_dedicated {
-            return control.audit().record(connection, "job.done", subject, details).await;
-        }
-        let mut log = control.pool.begin().await?;
-        control.audit().record(&mut log, "job.done", subject, details).await?;
-        Ok(log.commit().await?)
+        let audit = control.audit();
+        audit
+            .record_beside(connection, job.database.is_dedicated, "job.done", subject, details)
+            .await
     }
 }
 
@@ -231,8 +232,8 @@ impl LeasedJob {
             AND ($2::int IS NULL OR consumer_id = $2) AND consumer_id >= $3 ORDER BY consumer_id";
         let filter = self.filter.of_outgoing(None)?;
         let (first, mut after) = self.cursor.outgoing.unwrap_or((0, 0));
-        let query =
-            sqlx::query_scalar(CONSUMERS).bind(self.tenant_id).bind(self.consumer_id).bind(first);
+        let one = self.consumer.as_ref().map(|consumer| consumer.consumer_id);
+        let query = sqlx::query_scalar(CONSUMERS).bind(self.tenant_id).bind(one).bind(first);
         let consumers: Vec<i32> = query.fetch_all(&mut *connection).await?;
         let (mut result, mut read) = (PageResult::default(), 0);
         for (nth, consumer_id) in consumers.iter().copied().enumerate() {
@@ -324,7 +325,7 @@ impl LeasedJob {
             .bind(self.changed_in_pass)
             .bind(Json(&self.left_out))
             .bind(is_done)
-            .bind(Self::lease_ms());
+            .bind(LEASE.as_millis() as i64);
         query.execute(connection).await?;
         Ok(())
     }

@@ -75,13 +75,16 @@ impl Jobs<'_> {
             "job_id": job_id, "reason": new.reason, "filter": new.filter, "rate": new.rate,
         });
         let action = new.action.audited();
-        if target.database.is_dedicated {
-            let mut log = self.0.pool.begin().await?;
-            self.0.audit().record(&mut log, &action, target.subject(), details).await?;
-            log.commit().await?;
-        } else {
-            self.0.audit().record(&mut tx, &action, target.subject(), details).await?;
-        }
+        let audit = self.0.audit();
+        audit
+            .record_beside(
+                &mut tx,
+                target.database.is_dedicated,
+                &action,
+                target.subject(),
+                details,
+            )
+            .await?;
         tx.commit().await?;
         self.announce(&target).await;
         self.show(tenant, job_id).await
