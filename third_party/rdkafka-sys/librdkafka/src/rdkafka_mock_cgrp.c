@@ -225,6 +225,22 @@ rd_kafka_mock_cgrp_classic_sync_check(rd_kafka_mock_cgrp_classic_t *mcgrp) {
 
 
 /**
+ * @brief Drop the response that a member waits for: it has given up on its
+ *        request and has sent another one.
+ */
+static void rd_kafka_mock_cgrp_classic_member_resp_drop(
+    rd_kafka_mock_cgrp_classic_member_t *member) {
+        if (!member->resp)
+                return;
+
+        rd_kafka_buf_destroy(member->resp);
+        member->resp = NULL;
+        if (member->conn)
+                rd_kafka_mock_connection_set_blocking(member->conn, rd_false);
+}
+
+
+/**
  * @brief Member has sent SyncGroupRequest and is waiting for a response,
  *        which will be sent when the all group member SyncGroupRequest are
  *        received.
@@ -240,7 +256,7 @@ rd_kafka_resp_err_t rd_kafka_mock_cgrp_classic_member_sync_set(
 
         rd_kafka_mock_cgrp_classic_member_active(mcgrp, member);
 
-        rd_assert(!member->resp);
+        rd_kafka_mock_cgrp_classic_member_resp_drop(member);
 
         member->resp = resp;
         member->conn = mconn;
@@ -600,7 +616,7 @@ rd_kafka_resp_err_t rd_kafka_mock_cgrp_classic_member_add(
         member->protos    = protos;
         member->proto_cnt = proto_cnt;
 
-        rd_assert(!member->resp);
+        rd_kafka_mock_cgrp_classic_member_resp_drop(member);
         member->resp = resp;
         member->conn = mconn;
         rd_kafka_mock_cgrp_classic_member_active(mcgrp, member);
