@@ -169,6 +169,18 @@ CREATE TABLE oncebox.token (
     revoked_at            timestamptz
 );
 
+-- Sessions of the console: browsers that presented a token. A session has the rights of its token,
+-- and ends with it.
+CREATE TABLE oncebox.console_session (
+    -- SHA-256 of the secret in the browser's cookie, which is random.
+    hash                  bytea PRIMARY KEY
+                          CONSTRAINT console_session_hash_length CHECK (octet_length(hash) = 32),
+    token_id              bigint NOT NULL REFERENCES oncebox.token ON DELETE CASCADE,
+    created_at            timestamptz NOT NULL DEFAULT now(),
+    expires_at            timestamptz NOT NULL
+);
+CREATE INDEX console_session_of_token ON oncebox.console_session (token_id, created_at);
+
 -- The audit log: each change and its actor. Append-only.
 CREATE TABLE oncebox.audit (
     audit_id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -30,6 +30,9 @@ for part in "$@"; do
         need postgresql-client has pg_isready
         need pgbouncer eval 'has pgbouncer || test -x /usr/sbin/pgbouncer'
         need prometheus has promtool
+        need chromium has chromium
+        need nodejs has node
+        need npm has npm
         ;;
     typescript | javascript)
         need nodejs has node

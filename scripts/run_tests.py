@@ -29,7 +29,7 @@ MINUTES_MAX = 45
 ALONE = ["docs", "fairness", "many_tenants", "at_rest", "hot_swap", "hostile", "tenant_locks", "counted", "shadow", "leases"]
 # The longest first, so that none of them is left over at the end.
 LONGEST = [
-    "sabotage", "first_hour", "crash_recovery", "outages", "lifecycle", "brokers", "redrive", "cli",
+    "sabotage", "first_hour", "browser", "crash_recovery", "outages", "lifecycle", "brokers", "redrive", "cli",
     "guest_sdk", "verify", "outgoing", "oncebox_kafka", "own_database", "guest_languages", "guest_examples", "rebalance",
 ]
 SHOWN = 20

@@ -9,7 +9,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use oncebox_control::{Control, Shown};
+use oncebox_control::{Control, Shown, Token};
 use oncebox_model::status::TenantState;
 use utoipa::openapi::{OpenApi, PathItem, path::Operation};
 
@@ -43,8 +43,19 @@ impl Principal {
     }
 
     /// Returns the principal of every request to a host without tokens.
-    fn open() -> Self {
+    pub(crate) fn open() -> Self {
         Self { is_local: false, ..Self::local("dev") }
+    }
+
+    /// Returns the principal of a token.
+    pub(crate) fn of_token(token: Token) -> Self {
+        Self {
+            name: token.name,
+            role: token.role.into(),
+            tenant: token.tenant,
+            token_id: Some(token.token_id),
+            is_local: false,
+        }
     }
 
     /// Returns the name that the audit log keeps.
@@ -247,21 +258,25 @@ impl Gate {
     }
 
     async fn authenticate(&self, headers: &HeaderMap) -> Result<Principal, ApiError> {
-        let unauthenticated = |text: &str| ApiError::new(Code::Unauthenticated, text);
         let token = bearer(headers).ok_or_else(|| {
             unauthenticated(
                 "this needs a token, as `authorization: Bearer obx_…`; `oncebox token \
                 create` on the host makes one",
             )
         })?;
-        match self.api.control().tokens().authenticate(token).await? {
-            Shown::Good(token) => Ok(Principal {
-                name: token.name,
-                role: token.role.into(),
-                tenant: token.tenant,
-                token_id: Some(token.token_id),
-                is_local: false,
-            }),
+        self.api.check_token(token).await.map(Principal::of_token)
+    }
+}
+
+fn unauthenticated(text: &str) -> ApiError {
+    ApiError::new(Code::Unauthenticated, text)
+}
+
+impl Api {
+    /// Returns the row of a presented token, if it is valid.
+    pub(crate) async fn check_token(&self, token: &str) -> Result<Token, ApiError> {
+        match self.control().tokens().authenticate(token).await? {
+            Shown::Good(token) => Ok(token),
             Shown::Expired => Err(unauthenticated("the token has expired; ask for a new one")),
             Shown::Revoked => Err(unauthenticated("the token was revoked; ask for a new one")),
             Shown::Unknown => Err(unauthenticated(

@@ -174,6 +174,16 @@ impl ApiError {
         self.code
     }
 
+    /// Returns the HTTP status.
+    pub fn status(&self) -> StatusCode {
+        self.code.status()
+    }
+
+    /// Returns the text for the caller.
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
     pub(crate) fn cause(&self) -> Option<&str> {
         self.cause.as_deref()
     }

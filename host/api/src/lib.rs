@@ -24,6 +24,7 @@ mod horizon;
 mod hosts;
 mod inbox;
 mod jobs;
+pub mod link;
 pub mod listen;
 mod migrations;
 mod openapi;
@@ -34,6 +35,7 @@ mod replays;
 mod request;
 mod retention;
 mod seek;
+pub mod session;
 mod shadows;
 mod storage;
 mod stores;
@@ -53,13 +55,14 @@ pub use brokers::{
 pub use components::{Checked, Checking, Components, Unchecked};
 pub use error::{ApiError, Code, ProblemBody, ProblemDetails};
 pub use openapi::document;
+pub use request::Refresh;
 
 use std::{
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use axum::{Router, middleware};
+use axum::{Router, http::StatusCode, middleware};
 use oncebox_control::Control;
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
@@ -184,6 +187,11 @@ impl Api {
         self.0.mode
     }
 
+    /// Returns the largest upload of a component, bytes.
+    pub fn component_bytes_max(&self) -> usize {
+        self.0.limits.component_bytes_max
+    }
+
     pub(crate) fn uploads(&self) -> &Semaphore {
         &self.0.uploads
     }
@@ -211,6 +219,9 @@ pub fn router(api: Api) -> Router {
     let (routes, document) = openapi::routes().split_for_parts();
     let gate = auth::Gate { api: api.clone(), rules: Arc::new(auth::Rules::of(&document)) };
     routes
+        // The gate refuses a path without an entry before it comes here. A fallback of its own keeps
+        // these layers where the router is merged with another one.
+        .fallback(async || StatusCode::NOT_FOUND)
         .with_state(api.clone())
         .layer(middleware::from_fn_with_state(gate, auth::gate))
         .layer(middleware::from_fn_with_state(api, request::around))

@@ -120,15 +120,21 @@ impl Listener {
         format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.address)
     }
 
-    /// Serves the API until `stop` is cancelled. Requests that run then have `grace` to end.
-    pub async fn serve(self, api: Api, stop: CancellationToken, grace: Duration) {
+    /// Returns whether connections are encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Serves the API, and `pages` beside it, until `stop` is cancelled. Requests that run then have
+    /// `grace` to end.
+    pub async fn serve(self, api: Api, pages: Router, stop: CancellationToken, grace: Duration) {
         assert_eq!(api.mode(), self.mode, "the address was checked for another mode");
         if self.tls.is_none() && !self.address.ip().is_loopback() {
             tracing::warn!(listen = %self.address, "API served without TLS to other \
                 machines, tokens can be read on the way; \
                 set `api.tls_certificate_file` and `api.tls_key_file`");
         }
-        let router = crate::router(api.clone());
+        let router = crate::router(api.clone()).merge(pages);
         let tasks = accept(self.tcp, self.tls, router, Connections::new("api"), stop, grace).await;
         let ending = async {
             tasks.wait().await;

@@ -2,28 +2,54 @@
 //! and no pages that a browser on it shows. A page could reach the host through a name that was
 //! bound to loopback (DNS rebinding), or by requests from another site.
 
-use axum::http::{HeaderMap, header, request::Parts, uri::Authority};
+use axum::http::{HeaderMap, Method, header, request::Parts, uri::Authority};
 
 use crate::error::{ApiError, Code};
 
 /// Refuses every request that a page of another site can send.
 pub(crate) fn check(parts: &Parts) -> Result<(), ApiError> {
-    let host = host(parts).ok_or_else(|| foreign("`host` is missing"))?;
-    if !is_loopback(&host) {
-        return Err(foreign("`host` names no loopback address"));
+    check_loopback(parts)?;
+    check_site(parts).map_err(|why| foreign(&why))
+}
+
+/// Refuses a request whose `host` is not a loopback address.
+pub(crate) fn check_loopback(parts: &Parts) -> Result<(), ApiError> {
+    match host(parts) {
+        None => Err(foreign("`host` is missing")),
+        Some(host) if !is_loopback(&host) => Err(foreign("`host` names no loopback address")),
+        Some(_) => Ok(()),
     }
+}
+
+/// Checks that no page of another site sent a request. The error names the header that says so.
+pub(crate) fn check_site(parts: &Parts) -> Result<(), String> {
+    let host = host(parts).ok_or_else(|| "`host` is missing".to_owned())?;
     match one(&parts.headers, header::ORIGIN) {
         Ok(None) => {}
-        // Another port of this machine is another site.
+        // Another port is another site. A proxy may end TLS before this host.
         Ok(Some(origin))
-            if origin.strip_prefix("http://").is_some_and(|rest| rest == host.as_str()) => {}
-        _ => return Err(foreign("`origin` is another site")),
+            if origin
+                .strip_prefix("http://")
+                .or_else(|| origin.strip_prefix("https://"))
+                .is_some_and(|rest| rest == host.as_str()) => {}
+        _ => return Err("`origin` is another site".to_owned()),
     }
     let site = parts.headers.get("sec-fetch-site").map(|site| site.as_bytes());
     match site {
         None | Some(b"same-origin" | b"none") => Ok(()),
-        Some(_) => Err(foreign("`sec-fetch-site` is another site")),
+        Some(_) => Err("`sec-fetch-site` is another site".to_owned()),
     }
+}
+
+/// Returns whether a request opens a page in a tab of a browser, by a link of any site. The page
+/// that it gets is not readable for that site.
+pub(crate) fn is_navigation(parts: &Parts) -> bool {
+    let is = |name: &str, value: &str| {
+        parts.headers.get(name).is_some_and(|given| given.as_bytes() == value.as_bytes())
+    };
+    parts.method == Method::GET
+        && is("sec-fetch-mode", "navigate")
+        && is("sec-fetch-dest", "document")
 }
 
 fn foreign(why: &str) -> ApiError {

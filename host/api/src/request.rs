@@ -16,12 +16,18 @@ use crate::{
     error::{ApiError, Code},
 };
 
+/// The mark, as an extension, of a request that an open page repeats by itself. The log has a line
+/// of it only where it fails.
+#[derive(Debug, Clone, Copy)]
+pub struct Refresh;
+
 /// Wraps a request, as the outermost middleware: id, deadline, log line, and the form of a refusal.
 pub(crate) async fn around(State(api): State<Api>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     // An id from outside is not used: a client could write into the log with it.
     let request_id = hex::encode(rand::random::<[u8; 8]>());
     let method = request.method().clone();
+    let is_refresh = request.extensions().get::<Refresh>().is_some();
     let path =
         request.extensions().get::<MatchedPath>().map_or("-", MatchedPath::as_str).to_owned();
     let within = if method == Method::PUT {
@@ -32,7 +38,9 @@ pub(crate) async fn around(State(api): State<Api>, request: Request, next: Next)
     let mut response = run(&api, request, next, within).await;
     let principal = response.extensions_mut().remove::<Principal>();
     let error = response.extensions_mut().remove::<ApiError>();
-    log(&request_id, &method, &path, started, &response, principal.as_ref(), error.as_ref());
+    if !is_refresh || error.is_some() {
+        log(&request_id, &method, &path, started, &response, principal.as_ref(), error.as_ref());
+    }
     if let Some(error) = error {
         response =
             error.answer(&request_id, principal.is_some_and(|principal| principal.is_local()));

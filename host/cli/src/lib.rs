@@ -197,6 +197,14 @@ impl Command {
     }
 }
 
+/// Checks that words are a command line of this program, without its name.
+///
+/// # Errors
+/// The error that a user sees.
+pub fn check_command<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<(), clap::Error> {
+    Cli::try_parse_from(std::iter::once("oncebox").chain(words)).map(drop)
+}
+
 /// Parses the command line, runs the command, and ends with one clear line when something is wrong.
 pub fn main() -> ExitCode {
     let mut words = std::env::args_os().skip(1);

@@ -12,6 +12,8 @@ mod handles;
 mod audit;
 // Tokens: names of callers, and their rights.
 mod tokens;
+// Sessions of the console, each of a token.
+mod sessions;
 // Tenants: their rows, roles, secrets and removal.
 mod tenants;
 // Consumers: their policies, and the state that hosts must reach with them.
@@ -136,6 +138,7 @@ pub use retention::{
     Forgotten, InboxDatabase, OtherProcess, Removal, RetentionBacklog, RetentionFailure,
     RetentionReport, RetentionResult, RetentionRun, TimePartition,
 };
+pub use sessions::SESSION_HOURS;
 pub use storage::{BudgetExcess, ConsumerStorage, StorageReport, TenantStorage};
 pub use stores::{
     access::{NewTenantStore, TenantStore},

@@ -102,7 +102,7 @@ const TOKEN: &str = "SELECT k.token_id, k.name, k.role, t.name AS tenant, k.crea
     k.created_by, k.expires_at, k.revoked_at \
     FROM oncebox.token k LEFT JOIN oncebox.tenant t USING (tenant_id) ";
 
-fn select<'q, Row>(
+pub(crate) fn select<'q, Row>(
     condition: &str,
 ) -> sqlx::query::QueryAs<'q, sqlx::Postgres, Row, <sqlx::Postgres as sqlx::Database>::Arguments>
 where
@@ -236,7 +236,7 @@ fn is_token(text: &str) -> bool {
     })
 }
 
-fn subject(token: &Token) -> Subject {
+pub(crate) fn subject(token: &Token) -> Subject {
     match &token.tenant {
         Some(tenant) => Subject::of(tenant, &token.name),
         None => Subject::platform(&token.name),

@@ -86,11 +86,13 @@ pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()>
         let (components, stop) = (components.clone(), stop.clone());
         async move { components.run(stop).await }
     });
-    let api_serving = tokio::spawn(api_listener.serve(
-        api(config, &control, components.clone(), kafka.clone()),
-        http_stop.clone(),
-        API_GRACE,
-    ));
+    let api = api(config, &control, components.clone(), kafka.clone());
+    let pages = if config.api.console {
+        oncebox_console::router(api.clone(), api_listener.is_encrypted(), http_stop.clone())
+    } else {
+        axum::Router::new()
+    };
+    let api_serving = tokio::spawn(api_listener.serve(api, pages, http_stop.clone(), API_GRACE));
     let host = HostContext::new(config, control, components, kafka, decoder, scrapes);
     let background = background(config, &host);
     let working = tokio::spawn(jobs::keep(

@@ -1,10 +1,10 @@
 //! The HTTP API: who may do what, and what becomes of everything else.
 
-mod fixture;
+pub mod fixture;
 mod policies;
-mod steps;
+pub mod steps;
 mod strangers;
-mod wire;
+pub mod wire;
 
 use std::{collections::BTreeSet, time::Duration};
 

@@ -5,11 +5,13 @@
 mod admin_api;
 mod apply;
 mod benchmark;
+mod browser;
 mod choose;
 mod cli;
 mod cli_server;
 mod compilations;
 mod compiler_process;
+mod console;
 mod docs;
 mod endpoints;
 mod erase;

@@ -350,6 +350,9 @@ fn announce(config: &Config, args: &DevOptions, topic: &str, event_type: Option<
     println!("brokers   {brokers}");
     println!("topic     {topic}");
     println!("api       http://{}", config.api.listen);
+    if config.api.console {
+        println!("console   http://{}/console", config.api.listen);
+    }
     println!("metrics   http://{}/metrics", config.http.listen);
     println!();
     let is_here = args.dir == Path::new(running::DIR);

@@ -46,6 +46,7 @@ pub(super) const OVERRIDES: &[(&str, &str, &str)] = &[
     ("api", "tls_certificate_file", "ONCEBOX_API_TLS_CERTIFICATE_FILE"),
     ("api", "tls_key_file", "ONCEBOX_API_TLS_KEY_FILE"),
     ("api", "request_timeout_ms", "ONCEBOX_API_REQUEST_TIMEOUT_MS"),
+    ("api", "console", "ONCEBOX_API_CONSOLE"),
     ("log", "format", "ONCEBOX_LOG_FORMAT"),
     ("log", "level", "ONCEBOX_LOG_LEVEL"),
     ("retention", "enabled", "ONCEBOX_RETENTION_ENABLED"),

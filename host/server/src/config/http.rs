@@ -40,6 +40,8 @@ pub struct ApiSettings {
     pub tls_key_file: Option<PathBuf>,
     /// Longest request other than an upload, in milliseconds.
     pub request_timeout_ms: u64,
+    /// Whether the console is served beside the API.
+    pub console: bool,
     /// Whether requests need a token; only `oncebox dev` does without.
     #[serde(skip, default = "tokens")]
     pub mode: oncebox_api::Mode,
@@ -58,6 +60,7 @@ impl Default for ApiSettings {
             tls_certificate_file: None,
             tls_key_file: None,
             request_timeout_ms: 30_000,
+            console: true,
             mode: tokens(),
         }
     }

@@ -100,13 +100,21 @@ pub struct Server {
 
 impl Server {
     pub async fn start(fixture: &ApiFixture, certificate: Option<&Certificate>) -> Self {
+        Self::with_pages(fixture, certificate, axum::Router::new()).await
+    }
+
+    pub async fn with_pages(
+        fixture: &ApiFixture,
+        certificate: Option<&Certificate>,
+        pages: axum::Router,
+    ) -> Self {
         let files = certificate.map(|c| (c.certificate.as_path(), c.key.as_path()));
         let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), files, fixture.api.mode())
             .await
             .expect("a listener");
         let (address, stop) = (listener.address(), CancellationToken::new());
-        let serving =
-            tokio::spawn(listener.serve(fixture.api.clone(), stop.clone(), Duration::from_secs(5)));
+        let (api, grace) = (fixture.api.clone(), Duration::from_secs(5));
+        let serving = tokio::spawn(listener.serve(api, pages, stop.clone(), grace));
         Self { address, stop, serving }
     }
 

@@ -1,0 +1,109 @@
+//! Signing in with a token, and out.
+
+use axum::{
+    body::Bytes,
+    extract::{FromRequestParts, Request, State},
+    http::{HeaderValue, StatusCode, header, request::Parts},
+    response::{IntoResponse, Redirect, Response},
+};
+use maud::html;
+use oncebox_api::{Mode, session::SESSION_HOURS, session::check_site};
+
+use crate::{
+    admit::COOKIE,
+    fields::Fields,
+    form::check,
+    layout::{document, refused},
+    state::Console,
+    visit::{Visit, local_target},
+};
+
+/// Largest body of the form, bytes.
+const FORM_BYTES_MAX: usize = 8_192;
+
+/// Shows the form, or the first page where no token is needed.
+pub(crate) async fn show(State(console): State<Console>, parts: Parts) -> Response {
+    let query = Fields::parse(parts.uri.query().unwrap_or_default().as_bytes());
+    let next = local_target(query.get("next"));
+    if console.0.api.mode() == Mode::Open {
+        return Redirect::to(next).into_response();
+    }
+    form(StatusCode::OK, next, None)
+}
+
+fn form(status: StatusCode, next: &str, error: Option<&str>) -> Response {
+    let body = html! {
+        form.sign-in method="post" action="/console/login" {
+            @if let Some(error) = error { p.refusal role="alert" { (error) } }
+            input type="hidden" name="next" value=(next);
+            label for="token" { "Token" }
+            input id="token" name="token" type="password" required autocomplete="current-password"
+                aria-describedby="token-help" autofocus;
+            p.note id="token-help" {
+                "As " code { "oncebox token create" } " prints it. The session lasts "
+                (SESSION_HOURS) " hours and has the rights of the token."
+            }
+            button { "Sign in" }
+        }
+    };
+    (status, document(None, "Sign in", &[], None, &body)).into_response()
+}
+
+/// Checks the token and starts a session.
+pub(crate) async fn sign_in(State(console): State<Console>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    if let Err(error) = check_site(&parts) {
+        return refused(None, &error.into());
+    }
+    // A proxy may end TLS before this host.
+    let is_encrypted = console.0.is_encrypted
+        || parts.headers.get(header::ORIGIN).is_some_and(|it| it.as_bytes().starts_with(b"https:"));
+    let Ok(body) = axum::body::to_bytes(body, FORM_BYTES_MAX).await else {
+        return form(StatusCode::PAYLOAD_TOO_LARGE, "/console", Some("the form is too large"));
+    };
+    let fields = Fields::parse(&body);
+    let next = local_target(fields.get("next"));
+    match console.0.api.start_session(fields.get("token").unwrap_or_default()).await {
+        Ok(secret) => {
+            let age = i64::from(SESSION_HOURS) * 3_600;
+            with_cookie(is_encrypted, &secret, age, Redirect::to(next))
+        }
+        Err(error) => {
+            tracing::info!(code = error.code().name(), "console sign-in refused");
+            form(error.status(), next, Some(error.detail()))
+        }
+    }
+}
+
+/// Ends the session.
+pub(crate) async fn sign_out(State(console): State<Console>, request: Request) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let visit = match Visit::from_request_parts(&mut parts, &console).await {
+        Ok(visit) => visit,
+        Err(_) => return Redirect::to("/console/login").into_response(),
+    };
+    let body = axum::body::to_bytes(body, FORM_BYTES_MAX).await.unwrap_or_else(|_| Bytes::new());
+    if let Err(refusal) = check(&visit, &parts, &Fields::parse(&body)) {
+        return refused(Some(&visit), &refusal);
+    }
+    if let Some(session) = &visit.session
+        && let Err(error) = console.0.api.end_session(session).await
+    {
+        return refused(Some(&visit), &error.into());
+    }
+    with_cookie(console.0.is_encrypted, "", 0, Redirect::to("/console/login"))
+}
+
+/// Adds the cookie of a session. No script reads it, and a browser sends it with no request that a
+/// page of another site makes.
+fn with_cookie(is_encrypted: bool, secret: &str, age_s: i64, answer: Redirect) -> Response {
+    let secure = if is_encrypted { "; Secure" } else { "" };
+    let cookie = format!(
+        "{COOKIE}={secret}; Path=/console; Max-Age={age_s}; HttpOnly; SameSite=Strict{secure}"
+    );
+    let mut response = answer.into_response();
+    if let Ok(cookie) = HeaderValue::from_str(&cookie) {
+        response.headers_mut().insert(header::SET_COOKIE, cookie);
+    }
+    response
+}

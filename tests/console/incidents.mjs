@@ -1,0 +1,187 @@
+// Incidents, each from the first page to its cure. An incident breaks something by the command line or by what
+// it sends, and cures it in the console.
+
+const RESERVE = "stock.reserve";
+
+/** A message that reserves stock for an order. */
+const reservation = (id, order, { type = RESERVE, version = 1 } = {}) => ({
+  id, event_type: type, key: order, headers: { version: String(version) },
+  payload: { reservation_id: id, order_id: order, sku: "apple", quantity: 1 },
+});
+
+/** From the first page to that of the consumer. */
+async function toConsumer(visitor, world) {
+  await visitor.open("/console");
+  await visitor.follow(world.tenant);
+  await visitor.follow("stock");
+}
+
+async function toMessage(visitor, world, id) {
+  await toConsumer(visitor, world);
+  await visitor.follow("All messages");
+  await visitor.see(id);
+  await visitor.follow(id);
+}
+
+/** Deploy the newest version of a handler that works. */
+async function deploy(visitor, world, type) {
+  await visitor.open("/console");
+  await visitor.follow(world.tenant);
+  await visitor.follow("Handlers");
+  await visitor.follow("reservations");
+  await visitor.see("ready");
+  await visitor.submit("Deploy", { Consumer: "stock", "Event type; * for all others": type });
+  await world.until(async () => (await world.deployed(type)) === "reservations");
+}
+
+/** Run again everything that is there for a reason. */
+async function redriveAll(visitor, world, reason, count) {
+  await toConsumer(visitor, world);
+  await visitor.follow("All messages");
+  await visitor.submit("Filter", { Reason: reason });
+  await visitor.follow("Redrive…");
+  await visitor.see(`${count} messages match at present`);
+  await visitor.submit("Start the job", { "Why; kept": "the cause is mended" });
+  await visitor.see("done", `${count} of ${count}`, "the cause is mended");
+}
+
+export const incidents = {
+  async "a poison message: the live version traps"(visitor, world) {
+    await world.oncebox("deploy", "broken.wasm", "--tenant", world.tenant, "--consumer", "stock", "--event-type", RESERVE, "--wait");
+    await world.send(reservation("r-1", "o-1"));
+    await world.until(async () => (await world.status("r-1")) === "failed_terminal");
+    await toConsumer(visitor, world);
+    await visitor.see("failed_terminal", "trap", "dead_letters: 1");
+    await visitor.follow("Failures by their cause");
+    await visitor.see("wasm trap: wasm");
+    await visitor.follow("r-1");
+    await visitor.see("It failed too often", "run 2");
+    await visitor.open("/console");
+    await visitor.follow(world.tenant);
+    await visitor.follow("Handlers");
+    await visitor.submit("Upload", { "Component, a .wasm file": world.file("reservations.wasm") });
+    await deploy(visitor, world, RESERVE);
+    await redriveAll(visitor, world, "trap", 1);
+    await toMessage(visitor, world, "r-1");
+    await visitor.see("completed", "Its effect is committed", "Result of the handler", '"status": "reserved"');
+  },
+
+  async "no route: nobody takes an event type"(visitor, world) {
+    await world.send(reservation("r-2", "o-2", { type: "stock.preorder" }));
+    await world.until(async () => (await world.status("r-2")) === "parked");
+    await toMessage(visitor, world, "r-2");
+    await visitor.see("No deployment takes its event type");
+    await deploy(visitor, world, "stock.preorder");
+    await redriveAll(visitor, world, "no_route", 1);
+    await world.until(async () => (await world.status("r-2")) === "completed");
+  },
+
+  async "a bad version is live: back to the one before"(visitor, world) {
+    await world.oncebox("deploy", "broken.wasm", "--tenant", world.tenant, "--consumer", "stock", "--event-type", RESERVE, "--wait");
+    await world.send(reservation("r-3", "o-3"));
+    await world.until(async () => (await world.status("r-3")) === "failed_terminal");
+    await toConsumer(visitor, world);
+    await visitor.see("broken");
+    await visitor.follow(RESERVE);
+    await visitor.submit("Roll back", { "Why; kept with the deployment": "it traps", "run again what it failed": true });
+    await toMessage(visitor, world, "r-3");
+    await visitor.see("completed", "failed, run 2");
+  },
+
+  async "a gap: an earlier version of the order never came"(visitor, world) {
+    await world.send(reservation("r-4", "o-4", { version: 2 }));
+    await world.until(async () => (await world.status("r-4")) === "parked");
+    await toMessage(visitor, world, "r-4");
+    await visitor.see("It goes on by itself when version 1");
+    await visitor.submit("Run again", { "Why; kept": "version 1 is lost for good" });
+    await visitor.see("done", "1 of 1");
+    await world.until(async () => (await world.status("r-4")) === "completed");
+  },
+
+  async "a broken payload holds back its key"(visitor, world) {
+    const broken = reservation("r-5", "o-5");
+    broken.payload.order_id = "five";
+    await world.send(broken);
+    await world.until(async () => (await world.status("r-5")) === "parked");
+    await world.send(reservation("r-6", "o-5", { version: 2 }));
+    await world.until(async () => (await world.status("r-6")) === "waiting");
+    await toMessage(visitor, world, "r-6");
+    await visitor.see("waits behind r-5");
+    await visitor.follow("r-5");
+    await visitor.see("Its payload is not what its schema says");
+    await visitor.follow("Edit the payload and run it again");
+    // Over several lines, which a browser sends with other ends.
+    const payload = JSON.stringify({ ...broken.payload, order_id: "o-5" }, null, 1);
+    await visitor.submit("Show what changes", { Payload: payload });
+    await visitor.see('- "order_id": "five"', '+ "order_id": "o-5"');
+    await visitor.submit("Edit and run again", { "Why; kept": "the producer is mended" });
+    const edits = (await world.json("audit", "--tenant", world.tenant)).filter((entry) => entry.action === "inbox.edit");
+    if (edits[0]?.details.bytes !== payload.length) throw new Error(`other bytes than were shown: ${JSON.stringify(edits)}`);
+    await visitor.see("completed");
+    await world.until(async () => (await world.status("r-6")) === "completed");
+  },
+
+  async "messages without a route, by the hundred"(visitor, world) {
+    const count = 300;
+    await world.send(...Array.from({ length: count }, (_, n) => reservation(`m-${n}`, `o-1${n}`, { type: "stock.many" })));
+    await world.until(async () => (await world.count("parked")) === count);
+    await deploy(visitor, world, "stock.many");
+    await redriveAll(visitor, world, "no_route", count);
+    await world.until(async () => (await world.count("completed")) >= count);
+    const acts = (await world.json("audit", "--tenant", world.tenant, "--limit", "50")).filter((entry) => entry.details.messages === count);
+    if (acts.length !== 1) throw new Error(`one entry says what the job did: ${JSON.stringify(acts)}`);
+  },
+
+  async "a consumer that somebody paused"(visitor, world) {
+    await world.oncebox("consumer", "pause", "stock", "--tenant", world.tenant);
+    await world.send(reservation("r-7", "o-7"));
+    await toConsumer(visitor, world);
+    await visitor.see("paused");
+    await visitor.submit("Resume");
+    await visitor.see("running");
+    await world.until(async () => (await world.status("r-7")) === "completed");
+  },
+
+  async "a suspended tenant"(visitor, world) {
+    await world.oncebox("tenant", "suspend", world.tenant);
+    await toConsumer(visitor, world);
+    await visitor.see("The tenant is suspended; its consumers do not run.");
+    await visitor.follow(world.tenant);
+    await visitor.submit("Resume");
+    await visitor.see("active");
+    await world.send(reservation("r-8", "o-8"));
+    await world.until(async () => (await world.status("r-8")) === "completed");
+  },
+
+  async "a limit that is too low"(visitor, world) {
+    await world.oncebox("tenant", "limits", world.tenant, "--messages-per-second", "1");
+    await visitor.open("/console");
+    await visitor.see("at most 1");
+    await visitor.follow(world.tenant);
+    await visitor.follow("Limits");
+    await visitor.submit("Set the limits", { "messages per second": "" });
+    await visitor.follow(world.tenant);
+    const { limits } = await world.json("tenant", "show", world.tenant);
+    if (limits.messages_per_second !== null) throw new Error(JSON.stringify(limits));
+  },
+
+  async "a canary that fails"(visitor, world) {
+    await world.oncebox("canary", "start", "broken.wasm", "--tenant", world.tenant, "--consumer", "stock", "--event-type", RESERVE, "--percent", "50", "--wait");
+    await toConsumer(visitor, world);
+    await visitor.see("canary", "50 %");
+    await visitor.open(await visitor.page.locator("tr", { hasText: "canary" }).getByRole("link").first().getAttribute("href"));
+    await visitor.submit("Take away", { "Why; kept with the deployment": "it traps" });
+    await visitor.see("ended", "it traps");
+    await world.until(async () => (await world.json("canary", "list")).every((canary) => canary.ended_at));
+  },
+
+  async "credentials that somebody saw"(visitor, world) {
+    await visitor.open("/console");
+    await visitor.follow(world.tenant);
+    await visitor.submit("Rotate credentials");
+    await world.send(reservation("r-9", "o-9"));
+    await world.until(async () => (await world.status("r-9")) === "completed");
+    await visitor.follow("Audit");
+    await visitor.see("tenant.rotate_credentials");
+  },
+};

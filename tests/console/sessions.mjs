@@ -1,0 +1,90 @@
+// Signing in and out, in two pages of one browser.
+
+import { execFile, spawn } from "node:child_process";
+import { randomBytes } from "node:crypto";
+import { mkdirSync, writeFileSync } from "node:fs";
+import { createServer } from "node:net";
+import { join } from "node:path";
+import { promisify } from "node:util";
+import { setTimeout as sleep } from "node:timers/promises";
+import { Visitor } from "./visitor.mjs";
+
+const PATIENCE_MS = 120_000;
+
+/** A port that nobody listens on, and most likely the next one neither. */
+function free() {
+  return new Promise((resolve) => {
+    const server = createServer().listen(0, "127.0.0.1", () => {
+      const { port } = server.address();
+      server.close(() => resolve(port));
+    });
+  });
+}
+
+/** Wait until a host answers. */
+async function answered(url) {
+  const deadline = Date.now() + PATIENCE_MS;
+  while (!(await fetch(url).then((answer) => answer.ok, () => false))) {
+    if (Date.now() > deadline) throw new Error(`${url} does not answer`);
+    await sleep(200);
+  }
+}
+
+/** A host that asks for tokens, on a database of its own beside that of `dev`: signing in and out. */
+export async function signIn(browser, { program, folder, database, brokers, watched, fail }) {
+  const port = await free();
+  // Commands in the folder of `dev` would work on its database.
+  const elsewhere = join(folder, "tokens");
+  mkdirSync(elsewhere);
+  const key = join(elsewhere, "master.key");
+  writeFileSync(key, randomBytes(32).toString("hex"), { mode: 0o600 });
+  const [listen, health] = [port, port + 1].map((it) => `127.0.0.1:${it}`);
+  const env = {
+    ...process.env, ONCEBOX_DATABASE_URL: database.replace("/postgres?", "/tokens?"), ONCEBOX_KAFKA_BROKERS: brokers,
+    ONCEBOX_KEYS_MASTER_KEY_FILE: key, ONCEBOX_API_LISTEN: listen, ONCEBOX_HTTP_LISTEN: health,
+  };
+  const oncebox = async (...words) => (await promisify(execFile)(program, words, { cwd: elsewhere, env })).stdout;
+  await oncebox("migrate");
+  const [token] = (await oncebox("token", "create", "ada", "--role", "admin")).trim().split("\n");
+  await oncebox("tenant", "create", "acme");
+  const host = spawn(program, ["serve"], { cwd: elsewhere, env, stdio: "ignore" });
+  const context = await browser.newContext({ baseURL: `http://${listen}` });
+  try {
+    await answered(`http://${listen}/console/login`);
+    const page = watched(await context.newPage());
+    await page.goto("/console/tenants/acme?from=a-link");
+    const visitor = new Visitor(page);
+    await page.getByLabel("Token").fill("obx_rubbish");
+    await page.getByRole("button", { name: "Sign in" }).click();
+    await visitor.see("the token is not known here");
+    await page.getByLabel("Token").fill(token);
+    await page.getByRole("button", { name: "Sign in" }).click();
+    await page.waitForURL("**/console/tenants/acme?from=a-link");
+    await visitor.submit("Suspend");
+    await visitor.see("suspended");
+    const [cookie] = await context.cookies();
+    if (!cookie.httpOnly || cookie.sameSite !== "Strict") fail(JSON.stringify(cookie));
+    // A link of another site leaves the cookie out, and leads there none the less.
+    const other = watched(await context.newPage());
+    await other.setContent(`<a href="http://${listen}/console/hosts">hosts</a>`);
+    await other.getByRole("link").click();
+    await other.getByRole("heading", { name: "Hosts" }).waitFor();
+    // A form of another site has no effect.
+    const foreign = watched(await context.newPage());
+    await foreign.setContent(`<form method="post" action="http://${listen}/console/actions/tenant-resume">
+      <input name="tenant" value="acme"><button>win</button></form>`);
+    await foreign.getByRole("button").click();
+    await foreign.getByText("the session is over").waitFor();
+    // Signing out in one page ends the session of all.
+    await visitor.open("/console/tenants/acme");
+    await visitor.see("suspended");
+    await other.goto("/console/hosts");
+    await other.getByRole("button", { name: "Sign out" }).click();
+    await other.waitForURL("**/console/login");
+    await visitor.see("The session is over");
+    console.log("a session begins and ends");
+  } finally {
+    await context.close();
+    host.kill();
+  }
+}
