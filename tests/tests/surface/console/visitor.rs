@@ -208,7 +208,8 @@ impl Visitor<'_> {
         let from_site = form(path, "http://localhost", &own).with("sec-fetch-site", "same-site");
         send("another host of the site", from_site).await;
         send("no token", form(path, "http://localhost", fields)).await;
-        let zeros = [&[("form_token", "0".repeat(64).leak() as &str)], fields].concat();
+        let zeros = "0".repeat(64);
+        let zeros = [&[("form_token", zeros.as_str())], fields].concat();
         send("a token of zeros", form(path, "http://localhost", &zeros)).await;
         if let Some(other) = other {
             let foreign = [&[("form_token", other.form_token.as_str())], fields].concat();
