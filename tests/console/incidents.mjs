@@ -175,6 +175,126 @@ export const incidents = {
     await world.until(async () => (await world.json("canary", "list")).every((canary) => canary.ended_at));
   },
 
+  async "a collision: a known id with another payload"(visitor, world) {
+    await world.send(reservation("r-10", "o-900"));
+    await world.until(async () => (await world.status("r-10")) === "completed");
+    const other = reservation("r-10", "o-900");
+    other.payload.quantity = 2;
+    await world.send(other);
+    await world.until(async () => (await world.count("parked")) === 1);
+    const [{ message_id: kept }] = await world.json("inbox", "list", "--tenant", world.tenant, "--status", "parked");
+    await toConsumer(visitor, world);
+    await visitor.follow("Failures by their cause");
+    await visitor.see("collision");
+    await visitor.follow(kept);
+    await visitor.see("collision", kept);
+    await visitor.submit("Discard", { "Why; kept": "the producer used an id twice" });
+    await visitor.see("done", "1 of 1");
+    await world.until(async () => (await world.count("parked")) === 0);
+  },
+
+  async "a version fails on everything, and its breaker is open"(visitor, world) {
+    const count = 40;
+    await world.oncebox("deploy", "broken.wasm", "--tenant", world.tenant, "--consumer", "stock", "--event-type", "stock.swap", "--wait");
+    await world.send(...Array.from({ length: count }, (_, n) => reservation(`b-${n}`, `o-2${n}`, { type: "stock.swap" })));
+    await toConsumer(visitor, world);
+    await visitor.see("breaker open", "wait: it fails on most of them");
+    const shown = await world.oncebox("consumer", "show", "stock", "--tenant", world.tenant);
+    if (!/the breaker of handler `broken`, version \w+, is (half )?open on host/.test(shown)) throw new Error(shown);
+    await deploy(visitor, world, "stock.swap");
+    const ended = async () => (await world.statuses("b-")).every((it) => ["completed", "failed_terminal"].includes(it));
+    await world.until(ended);
+    const failed = (await world.statuses("b-")).filter((it) => it === "failed_terminal").length;
+    if (failed === 0 || failed === count) throw new Error(`${failed} of ${count} failed`);
+    await redriveAll(visitor, world, "trap", failed);
+    await world.until(async () => (await world.statuses("b-")).every((it) => it === "completed"));
+  },
+
+  async "an endpoint that is down"(visitor, world) {
+    await world.sells();
+    world.provider.down.add(`/${world.tenant}`);
+    const orders = Array.from({ length: 8 }, (_, n) => `down-${n}`);
+    await world.order(...orders);
+    await visitor.open("/console");
+    await visitor.follow(world.tenant);
+    await visitor.follow("Outgoing");
+    await visitor.see("http:shop", "failed_retryable", "open on");
+    world.provider.down.delete(`/${world.tenant}`);
+    await visitor.submit("Test");
+    await visitor.open(`/console/tenants/${world.tenant}/outgoing?destination=http:shop&status=failed_retryable`);
+    await visitor.follow("Send now…");
+    await visitor.submit("Start the job", { "Why; kept": "the shop is back" });
+    await visitor.see("done", "the shop is back");
+    await world.until(async () => orders.every((order) => world.provider.told.has(`${world.tenant}/${order}`)));
+  },
+
+  async "a reminder that is overdue"(visitor, world) {
+    await world.order("late-1");
+    await world.until(async () => (await world.sold("late-1")) === "completed");
+    await world.oncebox("tenant", "suspend", world.tenant);
+    await world.until(async () => (await world.outgoing("inbox:sales")).some((it) => it.due_at < new Date().toISOString()));
+    await visitor.open("/console");
+    await visitor.see("suspended");
+    await visitor.follow(world.tenant);
+    await visitor.follow("Outgoing");
+    await visitor.see("inbox:sales", "Earliest due");
+    await visitor.follow("Consumers");
+    await visitor.submit("Resume");
+    await visitor.see("active");
+    await world.until(async () => (await world.outgoing("inbox:sales")).length === 0);
+  },
+
+  async "a tenant's own database is away"(visitor, world) {
+    const own = `${world.tenant}-own`;
+    await world.ownDatabase(own);
+    await world.allow(own, false);
+    await visitor.open("/console");
+    await visitor.follow(own);
+    await visitor.see("stock");
+    await visitor.follow("stock");
+    await visitor.see("does not answer, so that nothing of it runs");
+    const shown = await world.oncebox("consumer", "show", "stock", "--tenant", own);
+    if (!shown.includes("the database of its inbox does not answer")) throw new Error(shown);
+    await world.allow(own, true);
+    await visitor.see("Nothing is open");
+    await world.reserve(own, "r-12");
+  },
+
+  async "retention is behind"(visitor, world) {
+    await world.alone(async () => {
+      const name = await world.oldPartition();
+      await visitor.open("/console");
+      await visitor.follow("Retention");
+      await visitor.see(name, "due");
+      await visitor.submit("Remove what is due");
+      await world.until(async () => !(await world.oncebox("retention", "plan")).includes(name));
+      await visitor.see("removed");
+    });
+  },
+
+  async "a host is gone"(visitor, world) {
+    const host = await world.serve();
+    await visitor.open("/console");
+    await visitor.follow("Hosts");
+    await visitor.see(`/${host.pid}`);
+    host.kill("SIGKILL");
+    await visitor.miss(`/${host.pid}`);
+    await world.send(reservation("r-11", "o-901"));
+    await world.until(async () => (await world.status("r-11")) === "completed");
+  },
+
+  async "a token that somebody else has"(visitor, world) {
+    await world.oncebox("token", "create", "mallory", "--role", "admin", "--tenant", world.tenant);
+    await visitor.open("/console");
+    await visitor.follow(world.tenant);
+    await visitor.follow("Tokens");
+    await visitor.see("mallory", "admin");
+    await visitor.submit("Revoke");
+    await visitor.see("revoked");
+    const tokens = await world.json("token", "list", "--tenant", world.tenant);
+    if (!tokens.every((token) => token.revoked_at)) throw new Error(JSON.stringify(tokens));
+  },
+
   async "credentials that somebody saw"(visitor, world) {
     await visitor.open("/console");
     await visitor.follow(world.tenant);

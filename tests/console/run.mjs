@@ -3,15 +3,14 @@
 //
 //   node run.mjs <oncebox> <folder of the sample> <folder for screenshots>
 
-import { execFile, spawn } from "node:child_process";
+import { spawn } from "node:child_process";
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
-import { promisify } from "node:util";
-import { setTimeout as sleep } from "node:timers/promises";
 import { incidents } from "./incidents.mjs";
 import { signIn } from "./sessions.mjs";
 import { Visitor } from "./visitor.mjs";
+import { World, provide } from "./world.mjs";
 
 const [program, folder, shots] = process.argv.slice(2);
 const require = createRequire(join(process.env.ONCEBOX_BROWSER_TOOLS, "package.json"));
@@ -31,69 +30,11 @@ const VIEWS = [
   { name: "enlarged", colorScheme: "dark", viewport: { width: 640, height: 450 }, deviceScaleFactor: 2 },
 ];
 
-/** A tenant of its own for one visitor, and what breaks and sees it by the command line. */
-class World {
-  constructor(tenant) {
-    this.tenant = tenant;
-  }
-
-  async begin() {
-    const policy = readFileSync(this.file("stock.toml"), "utf8").replace('topics = ["orders"]', `topics = ["${this.tenant}"]`);
-    writeFileSync(this.file(`${this.tenant}.toml`), policy);
-    await this.oncebox("tenant", "create", this.tenant, "--schema", "stock.sql");
-    await this.oncebox("consumer", "create", "stock", "--tenant", this.tenant, "--policy", `${this.tenant}.toml`);
-  }
-
-  file(name) {
-    return join(folder, name);
-  }
-
-  async oncebox(...words) {
-    return (await promisify(execFile)(program, words, { cwd: folder, maxBuffer: 64 << 20 })).stdout;
-  }
-
-  async json(...words) {
-    return JSON.parse(await this.oncebox(...words, "--json"));
-  }
-
-  async send(...messages) {
-    const file = `${this.tenant}.jsonl`;
-    writeFileSync(this.file(file), messages.map((message) => JSON.stringify(message) + "\n").join(""));
-    await this.oncebox("send", file, "--topic", this.tenant);
-  }
-
-  #list(...words) {
-    return this.json("inbox", "list", "--tenant", this.tenant, "--limit", "1000", ...words);
-  }
-
-  async status(id) {
-    return (await this.#list()).find((message) => message.message_id === id)?.status;
-  }
-
-  async count(status) {
-    return (await this.#list("--status", status)).length;
-  }
-
-  /** The handler that takes an event type. */
-  async deployed(type) {
-    const live = await this.json("deployments", "--tenant", this.tenant, "--consumer", "stock");
-    return live.find((it) => it.event_type === type && it.role === "stable")?.handler;
-  }
-
-  async until(holds) {
-    const deadline = Date.now() + PATIENCE_MS;
-    while (!(await holds())) {
-      if (Date.now() > deadline) throw new Error(`${holds} does not come true: ${await this.oncebox("inbox", "list", "--tenant", this.tenant)}`);
-      await sleep(300);
-    }
-  }
-}
-
 /** Every incident, by one kind of visitor. */
-async function cure(browser, base, tenant, options) {
+async function cure(browser, base, tenant, options, around) {
   const context = await browser.newContext({ baseURL: base, javaScriptEnabled: options.hasScripts ?? true });
   const visitor = new Visitor(watched(await context.newPage()), options);
-  const world = new World(tenant);
+  const world = new World(tenant, around);
   await world.begin();
   for (const [name, incident] of Object.entries(incidents)) {
     const began = Date.now();
@@ -180,7 +121,19 @@ async function keys(browser, base, tenant) {
 
 let isOver = false;
 mkdirSync(shots, { recursive: true });
-const host = spawn(program, ["dev"], { cwd: folder, stdio: ["ignore", "pipe", "inherit"] });
+const provider = await provide();
+// What is sent over HTTP stays on this machine; retention waits for whoever asks for it.
+const settings = join(folder, "settings.toml");
+writeFileSync(settings, `[http_destinations]
+hosts_allowed = ["127.0.0.1:${provider.port}"]
+plain_http_hosts = ["127.0.0.1:${provider.port}"]
+private_ranges_allowed = ["127.0.0.0/8"]
+[retention]
+enabled = false
+`);
+const host = spawn(program, ["dev"], {
+  cwd: folder, env: { ...process.env, ONCEBOX_CONFIG: settings }, stdio: ["ignore", "pipe", "inherit"],
+});
 const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: SWITCHES });
 try {
   let said = "";
@@ -195,19 +148,22 @@ try {
       reject(new Error(`the host ended: ${said}`));
     });
   });
+  const told = (name) => new RegExp(`^${name} +(\\S+)$`, "m").exec(said)[1];
+  const [database, brokers] = [told("database"), told("brokers")];
+  const around = { program, folder, database, brokers, provider, settings };
   const [visited] = await Promise.all([
-    cure(browser, base, "mouse", {}),
-    cure(browser, base, "keys", { byKeys: true }),
-    cure(browser, base, "plain", { hasScripts: false }),
+    cure(browser, base, "mouse", {}, around),
+    cure(browser, base, "keys", { byKeys: true }, around),
+    cure(browser, base, "plain", { hasScripts: false }, around),
   ]);
   const more = ["/console/hosts", "/console/doctor", "/console/retention", "/console/audit", "/console/tenants/mouse/outgoing",
     "/console/tenants/mouse/jobs", "/console/nowhere"];
   await look(browser, base, kinds([...visited, ...more]));
   await keys(browser, base, "mouse");
-  const told = (name) => new RegExp(`^${name} +(\\S+)$`, "m").exec(said)[1];
-  await signIn(browser, { program, folder, database: told("database"), brokers: told("brokers"), watched, fail });
+  await signIn(browser, { program, folder, database, brokers, watched, fail });
 } finally {
   isOver = true;
   await browser.close();
   host.kill();
+  provider.server.close();
 }

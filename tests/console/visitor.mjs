@@ -77,6 +77,16 @@ export class Visitor {
     this.visited.add(new URL(this.page.url()).pathname + new URL(this.page.url()).search);
   }
 
+  /** Wait until the page says something no more. */
+  async miss(text) {
+    const deadline = Date.now() + PATIENCE_MS;
+    while ((await this.page.locator("main").innerText()).includes(text)) {
+      if (Date.now() > deadline) throw new Error(`${this.page.url()} still says ${text}`);
+      if (this.hasScripts) await this.page.waitForTimeout(200);
+      else await this.page.reload();
+    }
+  }
+
   /** Wait until the page says something. With scripts it follows what changes; else it is loaded again. */
   async see(...texts) {
     const deadline = Date.now() + PATIENCE_MS;

@@ -122,6 +122,8 @@ pub struct Options {
     pub id: &'static str,
     /// `[batch]` of the policy, in TOML.
     pub batch: &'static str,
+    /// Shortest and longest time between two attempts of a message.
+    pub backoff_ms: (u32, u32),
     /// How long a handler may take; a lease lasts half a second longer.
     pub deadline_ms: u32,
     /// After how long a silent host is taken for dead, unless it comes back under its own name.
@@ -163,6 +165,7 @@ impl Default for Options {
             light: false,
             id: "[{ header = 'id' }]",
             batch: "{}",
+            backoff_ms: (50, 200),
             deadline_ms: 2_500,
             session_timeout_ms: 6_000,
             static_members: true,
@@ -184,7 +187,7 @@ impl Default for Options {
 impl Options {
     fn policy(&self, topic: &str) -> Result<Policy> {
         let Self { ack, order, id, batch, deadline_ms, session_timeout_ms, policy, .. } = self;
-        let lease_ms = deadline_ms + 2_501;
+        let (lease_ms, (shortest, longest)) = (deadline_ms + 2_501, self.backoff_ms);
         let (order, sequence) = match *order {
             "sequence" => (
                 "key",
@@ -207,8 +210,8 @@ impl Options {
             "topics = ['{topics}']\nack = '{ack}'\norder = '{order}'\n{sequence}\nbatch = {batch}\n\
              inbox = '{rows}'\n\
              identity = {{ id = {id}, event_type = [{event_type}] }}\n\
-             retry = {{ attempts_max = 20, backoff_min_ms = 50, backoff_max_ms = 200, lease_ms = \
-             {lease_ms} }}\n\
+             retry = {{ attempts_max = 20, backoff_min_ms = {shortest}, backoff_max_ms = \
+             {longest}, lease_ms = {lease_ms} }}\n\
              limits = {{ deadline_ms = {deadline_ms} }}\n{copies}\nwire_format = '{wire_format}'\n\
              {policy}\n\
              kafka.properties = {{ 'session.timeout.ms' = '{session_timeout_ms}', \

@@ -111,6 +111,12 @@ impl ShopFixture {
         Self::create(Options::default(), false).await
     }
 
+    /// What fails runs again an hour later.
+    pub async fn with_slow_retries() -> Result<Self> {
+        let options = Options { backoff_ms: (3_600_000, 3_600_000), ..Options::default() };
+        Self::create(options, false).await
+    }
+
     /// The same with all of it in a database of the tenant's own.
     pub async fn with_own_database() -> Result<Self> {
         Self::create(Options { own_database: true, ..Options::default() }, false).await
@@ -122,6 +128,7 @@ impl ShopFixture {
     }
 
     async fn create(options: Options, has_dead: bool) -> Result<Self> {
+        let backoff_ms = options.backoff_ms;
         let base = HostFixture::with(options).await?;
         let topic = |name: &str| format!("{}.{name}", base.topic);
         let [incoming, events, last, late, dead] = ["in", "events", "last", LATE, DEAD].map(topic);
@@ -137,11 +144,11 @@ impl ShopFixture {
         let publisher = Publisher::new(base.kafka().bootstrap())?;
         let (placed, stops) = (Vec::new(), BTreeSet::new());
         let shop = Self { base, events, last, late, dead, incoming, placed, stops, publisher };
-        shop.deploy(has_dead).await?;
+        shop.deploy(has_dead, backoff_ms).await?;
         Ok(shop)
     }
 
-    async fn deploy(&self, has_dead: bool) -> Result<()> {
+    async fn deploy(&self, has_dead: bool, backoff_ms: (u32, u32)) -> Result<()> {
         let Self { events, last, late, dead, incoming, .. } = self;
         let mut placing = vec![
             Step::Emit(Emit::to(format!("kafka:{events}"), "order.placed")),
@@ -166,7 +173,8 @@ impl ShopFixture {
         ];
         let tenant = &self.base.tenant.name;
         for (name, topic, handlers) in consumers {
-            self.base.control.consumers().create(tenant, name, &policy(name, topic)?).await?;
+            let policy = policy(name, topic, backoff_ms)?;
+            self.base.control.consumers().create(tenant, name, &policy).await?;
             for (event_type, steps) in handlers {
                 self.deploy_one(name, event_type, steps).await?;
             }
@@ -210,6 +218,13 @@ impl ShopFixture {
             self.publish(&order.id, "order", &order.key).await?;
         }
         Ok(())
+    }
+
+    /// Publishes an order with a trace context.
+    pub async fn place_traced(&mut self, id: &str, trace_parent: &str) -> Result<()> {
+        self.placed.push(Order { id: id.to_owned(), key: "traced".to_owned() });
+        let (of, headers) = ((id, "order", "traced"), [("traceparent", trace_parent)]);
+        self.publisher.publish_with(&self.incoming, of, &format!("order {id}"), &headers).await
     }
 
     /// Publishes a message that cancels what is due later.
@@ -434,9 +449,23 @@ impl Publisher {
         (id, event_type, key): (&str, &str, &str),
         payload: &str,
     ) -> Result<()> {
+        self.publish_with(topic, (id, event_type, key), payload, &[]).await
+    }
+
+    /// Publishes a record with further headers.
+    pub async fn publish_with(
+        &self,
+        topic: &str,
+        (id, event_type, key): (&str, &str, &str),
+        payload: &str,
+        further: &[(&str, &str)],
+    ) -> Result<()> {
         let headers = OwnedHeaders::new()
             .insert(Header { key: "type", value: Some(event_type) })
             .insert(Header { key: "id", value: Some(id) });
+        let headers = further.iter().fold(headers, |headers, (key, value)| {
+            headers.insert(Header { key, value: Some(*value) })
+        });
         let record = FutureRecord::to(topic).key(key).payload(payload).headers(headers);
         let sent = self.0.send(record, BROKER_TIMEOUT).await;
         sent.map(drop).map_err(|(error, _)| error).context("a record was not published")
@@ -452,7 +481,7 @@ fn counting(topic: &str, status: &str) -> String {
 
 /// A consumer in the order of the keys. What comes from Kafka through a relay is known by the
 /// headers of CloudEvents.
-fn policy(name: &str, topic: &str) -> Result<Policy> {
+fn policy(name: &str, topic: &str, (shortest, longest): (u32, u32)) -> Result<Policy> {
     let identity = if name == "orders" {
         "id = [{ header = 'id' }], event_type = [{ header = 'type' }]"
     } else {
@@ -460,8 +489,8 @@ fn policy(name: &str, topic: &str) -> Result<Policy> {
     };
     let policy = format!(
         "topics = ['{topic}']\nack = 'after_commit'\norder = 'key'\nidentity = {{ {identity} }}\n\
-         retry = {{ attempts_max = 20, backoff_min_ms = 50, backoff_max_ms = 200, lease_ms = 4000 \
-         }}\nlimits = {{ deadline_ms = 1400 }}\n\
+         retry = {{ attempts_max = 20, backoff_min_ms = {shortest}, backoff_max_ms = {longest}, \
+         lease_ms = 4000 }}\nlimits = {{ deadline_ms = 1400 }}\n\
          kafka.properties = {{ 'session.timeout.ms' = '6000', 'heartbeat.interval.ms' = '300', \
          'auto.commit.interval.ms' = '100', 'reconnect.backoff.max.ms' = '500', \
          'topic.metadata.refresh.interval.ms' = '1000' }}"

@@ -39,7 +39,7 @@ pub struct ConsumerBody {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantine: Option<QuarantineBody>,
     /// Messages in its inbox that are still to be run, up to 10,001. Only in the answer for one
-    /// consumer.
+    /// consumer, and only where its database answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open_messages: Option<i64>,
     /// Deliveries that hosts refused as duplicates. Only in the answer for one consumer.
@@ -110,6 +110,24 @@ pub struct HostConsumerStatusBody {
     pub revision: i64,
     /// Error, or the reason why a change waits.
     pub error: Option<String>,
+    /// Circuit breakers of its versions that are not closed on the host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub breakers: Vec<VersionBreakerBody>,
+}
+
+/// A circuit breaker that is not closed: messages for the version wait.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = VersionBreaker)]
+pub struct VersionBreakerBody {
+    /// Name of the handler.
+    pub handler: String,
+    /// Digest of the version, in hex.
+    pub digest: String,
+    /// `open` or `half_open`.
+    pub state: String,
+    /// Milliseconds, from the host's report on, until a message tries the version again; null while
+    /// one does.
+    pub probes_in_ms: Option<u64>,
 }
 
 impl ConsumerBody {
@@ -169,9 +187,18 @@ impl ConsumerBody {
 }
 
 fn host_run(run: &oncebox_control::HostConsumerStatus) -> HostConsumerStatusBody {
-    let oncebox_control::HostConsumerStatus { host_id, host, state, revision, error, .. } =
-        run.clone();
-    HostConsumerStatusBody { host_id, host, state, revision, error }
+    let oncebox_control::HostConsumerStatus {
+        host_id, host, state, revision, error, breakers, ..
+    } = run.clone();
+    let breakers = breakers.0.into_iter().map(VersionBreakerBody::from).collect();
+    HostConsumerStatusBody { host_id, host, state, revision, error, breakers }
+}
+
+impl From<oncebox_control::VersionBreaker> for VersionBreakerBody {
+    fn from(breaker: oncebox_control::VersionBreaker) -> Self {
+        let oncebox_control::VersionBreaker { handler, digest, state, probes_in_ms } = breaker;
+        Self { handler, digest, state, probes_in_ms }
+    }
 }
 
 /// Reads a consumer with the hosts' reports about it.
@@ -368,7 +395,12 @@ pub(crate) async fn show(
     Path((tenant, consumer)): Path<(String, String)>,
 ) -> Result<Json<ConsumerBody>, ApiError> {
     let row = caller.control.consumers().get(&tenant, &consumer).await?;
-    let open_messages = Some(caller.control.reconciliation().open_messages(&row).await?);
+    // What hosts report of it is in the host's database, and shows why the tenant's does not answer.
+    let counted = caller.control.reconciliation().open_messages(&row).await;
+    let open_messages = match counted.map_err(ApiError::from) {
+        Err(error) if error.status() == StatusCode::SERVICE_UNAVAILABLE => None,
+        counted => Some(counted?),
+    };
     let oncebox_control::Duplicates { refused, since, last_at } =
         caller.control.hosts().duplicates(row.consumer_id).await?;
     let duplicates = Some(DuplicatesBody { refused, since, last_at });

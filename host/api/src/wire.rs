@@ -12,7 +12,7 @@ pub use crate::{
     },
     consumers::{
         ConsumerBody, DuplicatesBody, HostConsumerStatusBody, NewConsumer, QuarantineBody,
-        SeekOffsetBody,
+        SeekOffsetBody, VersionBreakerBody,
     },
     deployments::{
         DeploymentBody, GrantBody, GuardBody, NewCanary, NewDeploymentBody, NewShadow, RetriesBody,

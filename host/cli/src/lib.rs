@@ -59,7 +59,7 @@ use oncebox_devkit::{
     dev::{quiet, running::ready},
     output,
 };
-use oncebox_server::{Config, error_text, logs, serve};
+use oncebox_server::{Config, config::TelemetrySettings, error_text, logs, serve};
 
 use self::{arguments::Arguments, server::ServerArgs};
 
@@ -263,11 +263,13 @@ async fn run(cli: Cli, arguments: Arguments) -> Result<()> {
     }
     match cli.command {
         Command::Serve => {
-            logs::start(&config.log)?;
-            serve::serve(&config).await
+            let telemetry = logs::start(&config.log, &config.telemetry)?;
+            let served = serve::serve(&config).await;
+            telemetry.end().await;
+            served
         }
         Command::Migrate => {
-            logs::start(&config.log)?;
+            logs::start(&config.log, &TelemetrySettings::default())?;
             let created = serve::create_database(&config).await?;
             if let Some(database) = created.filter(|_| !json) {
                 println!("database `{database}` created");
@@ -279,8 +281,10 @@ async fn run(cli: Cli, arguments: Arguments) -> Result<()> {
         Command::Choose(args) => choose::run(&args, json),
         Command::New(args) => new::run(args, json),
         Command::Dev(args) => {
-            logs::start(&quiet(&config.log))?;
-            dev::run(config, args).await
+            let telemetry = logs::start(&quiet(&config.log), &config.telemetry)?;
+            let ended = dev::run(config, args).await;
+            telemetry.end().await;
+            ended
         }
         Command::Send(args) => send::run(&config, args, json).await,
         Command::Demo(args) => demo::run(args, json).await,

@@ -173,6 +173,7 @@ fn navigation(visit: &Visit) -> Markup {
             (link(&["retention"]), "Retention", "g r"),
             (link(&["doctor"]), "Doctor", "g d"),
             (link(&["audit"]), "Audit", "g a"),
+            (link(&["tokens"]), "Tokens", "g t"),
         ],
     };
     let here = visit.target.split('?').next().unwrap_or_default();

@@ -19,6 +19,14 @@ impl Refusal {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
+    /// Returns what was asked for; none where its database does not answer.
+    pub(crate) fn unless_away<T>(asked: Result<T, Self>) -> Result<Option<T>, Self> {
+        match asked {
+            Err(refusal) if refusal.status == StatusCode::SERVICE_UNAVAILABLE => Ok(None),
+            asked => asked.map(Some),
+        }
+    }
+
     pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         Self { status, detail: detail.into(), problems: Vec::new(), request_id: None }
     }

@@ -104,6 +104,19 @@ pub struct ConsumerStatus {
     pub stopped_generation: Option<i64>,
 }
 
+/// Circuit breaker of a version that is not closed on a host.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct VersionBreaker {
+    /// Name of the handler.
+    pub handler: String,
+    /// Digest of the version, in hex.
+    pub digest: String,
+    /// `open` or `half_open`.
+    pub state: String,
+    /// Milliseconds, from the report on, until it lets a message probe; none while one probes.
+    pub probes_in_ms: Option<u64>,
+}
+
 /// Report of a live host about a consumer, as stored.
 #[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
 pub struct HostConsumerStatus {
@@ -119,6 +132,8 @@ pub struct HostConsumerStatus {
     pub revision: i64,
     /// Problem of the consumer on the host, if any.
     pub error: Option<String>,
+    /// Circuit breakers of its versions that are not closed on the host.
+    pub breakers: sqlx::types::Json<Vec<VersionBreaker>>,
 }
 
 /// Deliveries of a consumer that hosts refused, since their message was done already.
@@ -369,7 +384,12 @@ impl Hosts<'_> {
         let list = format!(
             "SELECT c.consumer_id, h.host_id, h.name AS host, coalesce(r.status, 'starting') AS \
                 state, \
-                coalesce(r.status_revision, -1) AS revision, r.status_error AS error \
+                coalesce(r.status_revision, -1) AS revision, r.status_error AS error, \
+                (SELECT coalesce(jsonb_agg(b.breaker || jsonb_build_object('handler', n.name, \
+                'digest', encode(v.digest, 'hex')) ORDER BY v.version_id), '[]') \
+                FROM jsonb_array_elements(r.breakers) AS b (breaker) \
+                JOIN oncebox.version v ON v.version_id = (b.breaker->>'version_id')::int \
+                JOIN oncebox.handler n USING (handler_id)) AS breakers \
              FROM oncebox.host h CROSS JOIN oncebox.consumer c JOIN oncebox.tenant t USING \
              (tenant_id) \
                 LEFT JOIN oncebox.host_consumer r ON r.host_id = h.host_id AND r.consumer_id = \

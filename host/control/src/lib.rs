@@ -98,6 +98,7 @@ pub use handles::{
 };
 pub use hosts::{
     ConsumerStatus, Duplicates, Host, HostConsumerStatus, HostProgress, Progress, RunState,
+    VersionBreaker,
 };
 pub use jobs::{
     JobAction,

@@ -8,6 +8,8 @@
 mod consumer;
 // Its metrics and logs.
 mod metrics;
+// The spans of its messages.
+mod spans;
 // Payloads that messages refer to.
 mod reference;
 // The records of one partition, and their way to a run or a parked row.

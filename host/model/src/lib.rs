@@ -51,6 +51,8 @@ pub mod sqlstate;
 pub mod error;
 // A fault of an upload or a policy: a code for programs and a text for readers.
 pub mod problem;
+// Spans of messages, for OpenTelemetry.
+pub mod trace;
 // Fail points, and defects for the test suite.
 pub mod hooks;
 

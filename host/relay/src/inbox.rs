@@ -13,6 +13,7 @@ use oncebox_model::{
     identity::{self, Undecodable},
     message::Message,
     ordering::ordering_hash,
+    outgoing::DELIVERED_TOPIC,
     payload_key::PayloadKey,
     policy::{IdSource, IdentityPolicy, Policy, TypeSource},
     record::Record,
@@ -26,9 +27,6 @@ use crate::{
     row::OutgoingRow,
     store::{AnswerMark, Delivered, Store},
 };
-
-/// Topic of messages that came from no broker. No topic that a consumer reads is meant.
-const TOPIC: &str = "oncebox-outgoing";
 
 /// Delivers a message of a tenant's consumer into the inbox of another one, or of the same one.
 pub(crate) async fn deliver(
@@ -85,7 +83,7 @@ fn message_of(
     key: &PayloadKey,
 ) -> Result<Message, Undecodable> {
     let record = Record {
-        topic: TOPIC.into(),
+        topic: DELIVERED_TOPIC.into(),
         topic_id: None,
         partition: 0,
         offset: row.position,

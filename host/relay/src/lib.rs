@@ -136,6 +136,8 @@ mod pair_state;
 mod store;
 // An outgoing message as its row holds it.
 mod row;
+// The span of an attempt to send.
+mod span;
 // The results of sending, and what they make of the row.
 mod outcome;
 // The reasons of a status.

@@ -48,6 +48,7 @@ use crate::{
     reason::OutgoingReason,
     relay::Shared,
     row::OutgoingRow,
+    span::in_span,
     store::{LEASE_KB, Store},
     turn::{LeasePause, LeaseTerms, Turn, turn},
 };
@@ -285,7 +286,8 @@ impl PairTask {
             Sent::Unsent
         } else {
             hooks::point("outgoing:send:before");
-            self.send(&row, facts).await
+            let names = (&*facts.tenant.name, &*emitter);
+            in_span(&row, self.destination.as_ref(), names, self.send(&row, facts)).await
         };
         match &sent {
             Sent::Confirmed | Sent::Answered(_) => hooks::point("outgoing:send:after"),

@@ -81,7 +81,7 @@ impl HostContext {
         decoder: Option<Decoder>,
         scrapes: Arc<Scrapes>,
     ) -> Self {
-        let owner = format!("{}/{}", hostname(), std::process::id());
+        let owner = owner();
         let loader = Loader::new(control.clone(), components);
         // The audit log names no user for actions of the host itself.
         let control = control.acting_as("oncebox");
@@ -132,6 +132,11 @@ pub(crate) async fn answered<T>(
 ) -> Result<T, InboxError> {
     let silent = |_| InboxError::Unreachable(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()));
     tokio::time::timeout(ANSWER_MAX, asked).await.map_err(silent)?
+}
+
+/// Returns the name of this process in rows, leases and spans.
+pub(crate) fn owner() -> String {
+    format!("{}/{}", hostname(), std::process::id())
 }
 
 fn hostname() -> String {

@@ -10,6 +10,8 @@ pub mod config;
 pub mod error_text;
 // Log lines.
 pub mod logs;
+// What goes to a collector.
+pub mod telemetry;
 // Health, readiness and metrics.
 mod http;
 // The wait for the database and the brokers at the start.

@@ -3,13 +3,26 @@
 use std::io::IsTerminal;
 
 use anyhow::{Context, Result, ensure};
-use tracing::level_filters::LevelFilter;
-use tracing_subscriber::{EnvFilter, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing::{Subscriber, level_filters::LevelFilter};
+use tracing_subscriber::{
+    EnvFilter, Layer,
+    layer::SubscriberExt,
+    registry::{LookupSpan, Registry},
+    util::SubscriberInitExt,
+};
 
-use crate::config::{LogFormat, LogSettings};
+use crate::{
+    config::{LogFormat, LogSettings, TelemetrySettings},
+    telemetry::Telemetry,
+};
 
-/// Starts logging; callable once per process.
-pub fn start(log: &LogSettings) -> Result<()> {
+/// Starts logging, and sending to a collector where there is one; callable once per process. The
+/// caller ends the telemetry at the end of the process.
+///
+/// # Errors
+///
+/// `log.level` cannot be used, or the sending cannot be prepared.
+pub fn start(log: &LogSettings, telemetry: &TelemetrySettings) -> Result<Telemetry> {
     let is_level = log.level.parse::<LevelFilter>().is_ok();
     ensure!(
         is_level || log.level.contains('='),
@@ -22,30 +35,44 @@ pub fn start(log: &LogSettings) -> Result<()> {
     } else {
         format!("{},sqlx=warn,sqlx::postgres::notice=off", log.level)
     };
-    let filter = EnvFilter::try_new(&directives).with_context(|| {
-        format!("`log.level` is `{}`; use error, warn, info, debug or trace", log.level)
-    })?;
-    let json = log.format == LogFormat::Json
-        || log.format == LogFormat::Auto && !std::io::stderr().is_terminal();
-    let registry = tracing_subscriber::registry().with(filter);
-    if json {
-        let layer = tracing_subscriber::fmt::layer()
-            .json()
-            .flatten_event(true)
-            .with_current_span(true)
-            .with_span_list(false)
-            .with_writer(std::io::stderr);
-        registry.with(layer).try_init()?;
-    } else {
-        let colours = std::io::stderr().is_terminal();
-        registry
-            .with(
-                tracing_subscriber::fmt::layer()
-                    .with_ansi(colours)
-                    .with_target(false)
-                    .with_writer(std::io::stderr),
-            )
-            .try_init()?;
+    let filter = |directives: &str| {
+        EnvFilter::try_new(directives).with_context(|| {
+            format!("`log.level` is `{}`; use error, warn, info, debug or trace", log.level)
+        })
+    };
+    let mut sending = Telemetry::new(telemetry)?;
+    match sending.log_layer() {
+        None => {
+            let registry = tracing_subscriber::registry().with(filter(&directives)?);
+            registry.with(lines(log.format)).try_init()?;
+        }
+        Some(layer) => {
+            // What sends the lines does not send lines about itself.
+            let sent = format!(
+                "{directives},oncebox::exception=debug,opentelemetry=off,opentelemetry_sdk=off,\
+                    opentelemetry_otlp=off,reqwest=off,hyper=off"
+            );
+            tracing_subscriber::registry()
+                .with(lines::<Registry>(log.format).with_filter(filter(&directives)?))
+                .with(layer.with_filter(filter(&sent)?))
+                .try_init()?;
+        }
     }
-    Ok(())
+    // Afterwards, so that what is wrong with its settings is logged.
+    sending.start_traces(telemetry)?;
+    Ok(sending)
+}
+
+/// Returns the layer that writes lines to standard error.
+fn lines<S>(format: LogFormat) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    let is_terminal = std::io::stderr().is_terminal();
+    let layer = tracing_subscriber::fmt::layer();
+    if format == LogFormat::Json || format == LogFormat::Auto && !is_terminal {
+        let layer = layer.json().flatten_event(true).with_current_span(true).with_span_list(false);
+        return layer.with_writer(std::io::stderr).boxed();
+    }
+    layer.with_ansi(is_terminal).with_target(false).with_writer(std::io::stderr).boxed()
 }

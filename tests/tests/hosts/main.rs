@@ -26,3 +26,4 @@ mod retention;
 mod sagas;
 mod schema_registry;
 mod storage;
+mod traces;

@@ -52,8 +52,13 @@ async fn every_incident_is_cured_by_mouse_by_keys_and_without_javascript() {
         let file = file.unwrap();
         std::fs::copy(file.path(), folder.join(file.file_name())).unwrap();
     }
-    let component = root().join("guest-examples/components/inventory-reservation.wasm");
-    std::fs::copy(component, folder.join("reservations.wasm")).unwrap();
+    for (file, name) in [
+        ("components/inventory-reservation.wasm", "reservations.wasm"),
+        ("components/order-events.wasm", "sales.wasm"),
+        ("order-events/schema.sql", "sales.sql"),
+    ] {
+        std::fs::copy(root().join("guest-examples").join(file), folder.join(name)).unwrap();
+    }
     let run = Command::new("node")
         .arg(root().join("tests/console/run.mjs"))
         .args([&program, &folder, &folder.join("screenshots")])

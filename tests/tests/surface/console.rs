@@ -111,7 +111,7 @@ async fn a_page_shows_what_its_visitor_may_see() {
         if is_of_tenant(&template) {
             assert_eq!(of_other.status, StatusCode::FORBIDDEN, "{page}: {}", of_other.body);
             assert!(!of_other.body.contains("m/1"), "{page}: {}", of_other.body);
-            let for_viewers = match template.ends_with("/edit") {
+            let for_viewers = match template.ends_with("/edit") || template.ends_with("/tokens") {
                 true => StatusCode::FORBIDDEN,
                 false => StatusCode::OK,
             };
@@ -139,6 +139,9 @@ enum Outcome {
     Refused(StatusCode),
 }
 
+/// Key of the token `acme-deployer` of the fixture, which makes its tokens in order.
+const ACME_DEPLOYER: &str = "9";
+
 /// An action with its fields and its outcome.
 type Tried = (&'static str, Vec<(&'static str, String)>, Outcome);
 
@@ -151,7 +154,7 @@ fn actions() -> Vec<Tried> {
     let edit = [("id", "m/1"), ("payload_base64", "eQ=="), ("because", "a test")];
     let redrive = [("action", "redrive"), ("because", "a test"), ("id", "m/1"), ("rate", "5")];
     let deploy = [slot, ("handler", "ledger"), ("version", two.as_str()), ("emit", "on")];
-    let acts: [(_, &[(_, &str)], _); 23] = [
+    let acts: [(_, &[(_, &str)], _); 24] = [
         ("consumer-pause", &[], Changes),
         ("consumer-resume", &[], Changes),
         ("consumer-drain", &[], Changes),
@@ -175,6 +178,7 @@ fn actions() -> Vec<Tried> {
         ("tenant-resume", &[], Changes),
         ("tenant-rotate-credentials", &[], Changes),
         ("tenant-limits", &[("weight", "7"), ("messages_per_second", "")], Changes),
+        ("token-revoke", &[("token_id", ACME_DEPLOYER)], Changes),
     ];
     let names = [("tenant", "acme"), ("consumer", "orders")];
     let filled = |fields: &[(&'static str, &str)]| {

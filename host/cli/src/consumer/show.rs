@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use oncebox_api::wire::{ConsumerBody, DuplicatesBody, HostConsumerStatusBody};
-use oncebox_devkit::{api::Api, output};
+use oncebox_devkit::{api::Api, output, upload::short};
 use oncebox_model::policy::Policy;
 
 use super::Named;
@@ -81,9 +81,10 @@ pub(super) async fn one(api: &Api, of: &Named, json: bool) -> Result<()> {
         println!("topics: {}", policy.topics.join(", "));
         println!("kafka group: {}", policy.group(&consumer.tenant, &consumer.name));
     }
-    match consumer.open_messages.unwrap_or_default() {
-        open if open > OPEN_MAX => println!("messages to be run: more than {OPEN_MAX}"),
-        open => println!("messages to be run: {open}"),
+    match consumer.open_messages {
+        Some(open) if open > OPEN_MAX => println!("messages to be run: more than {OPEN_MAX}"),
+        Some(open) => println!("messages to be run: {open}"),
+        None => println!("messages to be run: unknown; the database of its inbox does not answer"),
     }
     if let Some(duplicates) = &consumer.duplicates {
         println!("duplicates refused: {}", counted(duplicates));
@@ -119,6 +120,15 @@ fn hosts(hosts: &[HostConsumerStatusBody]) {
         &["HOST", "STATE", "REVISION", "ERROR"],
         &hosts.iter().map(cells).collect::<Vec<_>>(),
     );
+    for (host, breaker) in hosts.iter().flat_map(|it| it.breakers.iter().map(move |b| (it, b))) {
+        println!(
+            "the breaker of handler `{}`, version {}, is {} on host `{}`: its messages wait",
+            breaker.handler,
+            short(&breaker.digest),
+            breaker.state.replace('_', " "),
+            host.host
+        );
+    }
 }
 
 /// Prints the policy, as a file that can be changed and set.

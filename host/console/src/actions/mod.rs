@@ -39,7 +39,7 @@ pub(super) const OPERATORS: Action = Action {
 };
 
 /// All actions.
-pub(crate) const ALL: [Action; 23] = [
+pub(crate) const ALL: [Action; 24] = [
     CONSUMER_PAUSE,
     CONSUMER_RESUME,
     CONSUMER_DRAIN,
@@ -63,4 +63,5 @@ pub(crate) const ALL: [Action; 23] = [
     TENANT_ROTATE,
     TENANT_LIMITS,
     ENDPOINT_TEST,
+    TOKEN_REVOKE,
 ];

@@ -88,9 +88,8 @@ pub(crate) const TENANT_LIMITS: Action = Action {
             let limit: Option<u64> = fields.get(name).map(|_| number(fields, name)).transpose()?;
             limits.insert(name.to_owned(), json!(limit));
         }
-        let mut call = Call::post(&["tenants", tenant, "limits"], Value::Object(limits));
-        call.method = Method::PATCH;
-        Ok(call)
+        let call = Call::post(&["tenants", tenant, "limits"], Value::Object(limits));
+        Ok(Call { method: Method::PATCH, ..call })
     },
     command: |fields| {
         let mut words = named(&["tenant", "limits"], fields, &[], &["tenant"]);
@@ -110,6 +109,23 @@ pub(crate) const ENDPOINT_TEST: Action = Action {
         Ok(Call::post(&["tenants", tenant, "endpoints", endpoint, "test"], json!({})))
     },
     command: |fields| named(&["endpoint", "test"], fields, &["tenant"], &["endpoint"]),
+};
+
+pub(crate) const TOKEN_REVOKE: Action = Action {
+    name: "token-revoke",
+    label: "Revoke",
+    role: Role::Admin,
+    is_platform: false,
+    fields: &["tenant", "token_id"],
+    call: |fields| {
+        let rest = ["tokens", fields.need("token_id")?];
+        let path = match fields.get("tenant") {
+            Some(tenant) => [&["tenants", tenant][..], &rest].concat(),
+            None => rest.to_vec(),
+        };
+        Ok(Call { method: Method::DELETE, ..Call::post(&path, json!({})) })
+    },
+    command: |fields| named(&["token", "revoke"], fields, &["tenant"], &["token_id"]),
 };
 
 fn tenant_call(fields: &Fields, verb: &str) -> Result<Call, Refusal> {

@@ -21,20 +21,28 @@ pub(crate) async fn show(visit: Visit) -> Result<Page, Refusal> {
     let (tenant, name) = (visit.param("tenant"), visit.param("consumer"));
     let at = |rest: &[&str]| path(&[&["tenants", tenant, "consumers", name], rest].concat());
     let consumer: ConsumerBody = visit.client.get(&at(&[])).await?;
-    let stats: InboxStats = visit.client.get(&at(&["backlog"])).await?;
+    // What is in the tenant's database is missing while that is away; the rest says why.
+    let stats = Refusal::unless_away(visit.client.get(&at(&["backlog"])).await)?;
+    let stats: Option<&InboxStats> = stats.as_ref();
     let deployments: Vec<DeploymentBody> = visit.client.get(&at(&["deployments"])).await?;
     let replays =
         with_query(&path(&["tenants", tenant, "replays"]), &[("consumer", Some(name.to_owned()))]);
-    let replays: Vec<ReplayBody> = visit.client.get(&replays).await?;
+    let replays = Refusal::unless_away(visit.client.get(&replays).await)?;
+    let replays: Vec<ReplayBody> = replays.unwrap_or_default();
     let body = html! {
-        (warnings(&consumer, &stats))
-        (figures(&consumer, &stats))
+        (warnings(&consumer, stats))
+        (figures(&consumer, stats))
         p {
             a href=(of_consumer(tenant, name, &["messages"])) { "All messages" } " · "
             a href=(of_consumer(tenant, name, &["failures"])) { "Failures by their cause" }
         }
         h2 { "Open messages" }
-        (open(tenant, name, &stats))
+        @match stats {
+            Some(stats) => (open(tenant, name, stats)),
+            None => p.refusal role="alert" {
+                "The database of its inbox does not answer, so that nothing of it runs. It goes on by itself when the database is back."
+            },
+        }
         h2 { "Deployments" }
         (deployed(tenant, name, &deployments))
         h2 { "On the hosts" }
@@ -49,7 +57,7 @@ pub(crate) async fn show(visit: Visit) -> Result<Page, Refusal> {
     Ok(page.same_as(&["consumer", "show", "--tenant", tenant, name]))
 }
 
-fn warnings(consumer: &ConsumerBody, stats: &InboxStats) -> Markup {
+fn warnings(consumer: &ConsumerBody, stats: Option<&InboxStats>) -> Markup {
     html! {
         @if consumer.tenant_state != "active" {
             p.refusal role="alert" { "The tenant is " (consumer.tenant_state) "; its consumers do not run." }
@@ -57,7 +65,7 @@ fn warnings(consumer: &ConsumerBody, stats: &InboxStats) -> Markup {
         @if let Some(quarantine) = &consumer.quarantine {
             p.refusal role="alert" { (quarantine.text) }
         }
-        @for alert in &stats.alerts {
+        @for alert in stats.into_iter().flat_map(|stats| &stats.alerts) {
             p.refusal role="alert" {
                 (alert.alert) ": " (alert.value) ", and the policy's bound is " (alert.bound) "."
             }
@@ -65,8 +73,8 @@ fn warnings(consumer: &ConsumerBody, stats: &InboxStats) -> Markup {
     }
 }
 
-fn figures(consumer: &ConsumerBody, stats: &InboxStats) -> Markup {
-    let oldest = match stats.oldest_pending_age_s {
+fn figures(consumer: &ConsumerBody, stats: Option<&InboxStats>) -> Markup {
+    let oldest = match stats.and_then(|stats| stats.oldest_pending_age_s) {
         Some(age) => html! { (duration(age)) },
         None => dash(),
     };
@@ -78,7 +86,7 @@ fn figures(consumer: &ConsumerBody, stats: &InboxStats) -> Markup {
     };
     facts(&[
         ("State", html! { (state(&consumer.state)) }),
-        ("To run", html! { (number(stats.pending)) }),
+        ("To run", stats.map_or_else(dash, |stats| html! { (number(stats.pending)) })),
         ("Oldest of them", oldest),
         ("Refused as duplicates", duplicates),
         ("Generation of deployments", html! { (consumer.generation) }),
@@ -158,7 +166,16 @@ fn on_hosts(consumer: &ConsumerBody) -> Markup {
                 td { (host.host) }
                 td { (state(&host.state)) }
                 td { @if host.revision == consumer.revision { "this revision" } @else { "an earlier revision" } }
-                td { (text_or_dash(host.error.as_deref())) }
+                td {
+                    (text_or_dash(host.error.as_deref()))
+                    @for breaker in &host.breakers {
+                        p.note {
+                            (badge(Tone::Bad, &format!("breaker {}", breaker.state.replace('_', " "))))
+                            " Messages for version " (digest(&breaker.digest)) " of " (breaker.handler)
+                            " wait: it fails on most of them. Deploy one that does not, or roll back."
+                        }
+                    }
+                }
             }
         })
         .collect();

@@ -13,6 +13,7 @@ mod outgoing;
 mod overview;
 mod retention;
 mod tenant;
+mod tokens;
 
 use std::future::Future;
 
@@ -47,9 +48,11 @@ fn pages() -> Vec<(String, MethodRouter<Console>)> {
         (at("/console/doctor"), page(hosts::doctor)),
         (at("/console/retention"), page(retention::show)),
         (at("/console/audit"), page(audit::show)),
+        (at("/console/tokens"), page(tokens::show)),
         (tenant(""), page(tenant::show)),
         (tenant("/limits"), page(tenant::limits)),
         (tenant("/audit"), page(audit::of_tenant)),
+        (tenant("/tokens"), page(tokens::of_tenant)),
         (tenant("/handlers"), page(handlers::list)),
         (tenant("/handlers/{handler}"), page(handlers::show)),
         (tenant("/handlers/{handler}/diff"), page(handlers::diff)),

@@ -94,6 +94,7 @@ pub(crate) fn tabs(tenant: &str, here: &str) -> Markup {
         ("jobs", "Jobs", of_tenant(tenant, &["jobs"])),
         ("limits", "Limits", of_tenant(tenant, &["limits"])),
         ("audit", "Audit", of_tenant(tenant, &["audit"])),
+        ("tokens", "Tokens", of_tenant(tenant, &["tokens"])),
     ];
     html! {
         nav aria-label="Pages of the tenant" {

@@ -9,7 +9,7 @@ use oncebox_model::{
     hooks::{self, Defect},
     message::Message,
     outcome::{Disposition, Failure, FailureKind},
-    outgoing::Output,
+    outgoing::{OutgoingMessage, Output},
     policy::{Dedup, NoRoute, PayloadPolicy, Policy, Retry},
 };
 use serde_json::{Value, json};
@@ -187,10 +187,16 @@ impl Completion {
     }
 
     /// Completes a run that succeeded, and keeps what it emitted. Adds no row where the claim
-    /// already says it all.
-    pub fn succeeded(&mut self, ran: Execution<'_>, output: Output, policy: &Policy) {
+    /// already says it all. `create` returns the trace context of an emit.
+    pub(crate) fn succeeded(
+        &mut self,
+        ran: Execution<'_>,
+        output: Output,
+        policy: &Policy,
+        create: impl FnMut(&OutgoingMessage) -> Option<String>,
+    ) {
         let Output { result, outgoing } = output;
-        self.emitted.add(ran.message, outgoing);
+        self.emitted.add(ran.message, outgoing, create);
         let result = result.filter(|_| policy.keeps_result());
         if ran.epoch == 0 && (result.is_none() || policy.dedup == Dedup::Off) {
             return;

@@ -1,11 +1,14 @@
 //! Messages that one batch handler takes in one call.
 
+use std::time::SystemTime;
+
 use oncebox_model::{
     error::InboxError,
     handler::Answer,
     hooks::{self, Defect},
     outcome::{Failure, FailureKind},
     outgoing::{Outbox, Output},
+    trace,
     tx::Tx,
 };
 use tokio::time::Instant;
@@ -16,7 +19,8 @@ use crate::{
         abort::Abort,
         call::{CallResult, GroupCall, call, call_group},
         commit::{refused, release_savepoint, set_savepoint, undo_message},
-        state::{BatchState, Routed},
+        routed::Routed,
+        state::BatchState,
     },
     consumer::ConsumerInbox,
     session::Transaction,
@@ -59,6 +63,7 @@ impl ConsumerInbox {
             };
             // The effects of the whole call are rolled back, those of its good messages too.
             undo_group(tx, &group, &failed).await?;
+            state.spans.undone(&group, &failed);
             state.batch[group[0]].point_after_failure();
             // The failed message is unknown: halves, with the front half on top of the stack.
             if failed.is_empty() {
@@ -81,18 +86,26 @@ impl ConsumerInbox {
     async fn try_group(
         &self,
         transaction: &Transaction<'_>,
-        state: &BatchState<'_>,
+        state: &mut BatchState<'_>,
         group: &[usize],
     ) -> Result<Result<Results, Vec<(usize, Failure)>>, Abort> {
         let (tx, first, last) = (transaction.tx(), group[0], group[group.len() - 1]);
         let routed = &state.batch[first];
         let outbox = self.outbox(transaction, routed);
         routed.point_before_call();
-        let began = Instant::now();
-        let result = match *group {
-            [_] => call(self.call(routed, &outbox), tx).await.map(|output| vec![Ok(output)]),
-            _ => call_group(self.group_call(state.batch, group, &outbox), tx).await,
+        let (began, began_at) = (Instant::now(), SystemTime::now());
+        let span_of = |index: &usize| self.process_span(&state.batch[*index], &state.spans);
+        let spans: Vec<_> = group.iter().map(span_of).collect();
+        let called = async {
+            match *group {
+                [_] => call(self.call(routed, &outbox), tx).await.map(|output| vec![Ok(output)]),
+                _ => call_group(self.group_call(state.batch, group, &outbox), tx).await,
+            }
         };
+        let result = trace::within(spans.iter().flatten().next(), called).await;
+        for (index, span) in group.iter().zip(spans) {
+            state.spans.ran(*index, (span, began_at), &result);
+        }
         // Each message is counted with an equal share of the call.
         let each = began.elapsed() / group.len().try_into().unwrap_or(u32::MAX);
         for index in group {

@@ -2,6 +2,8 @@
 
 // The protocol: one transaction, in order.
 pub(crate) mod process;
+// A message with the handler that runs it.
+pub(crate) mod routed;
 // What the open transaction knows, and which messages run next.
 pub(crate) mod state;
 // The claim: inbox rows for the new messages, in the open transaction.

@@ -42,7 +42,7 @@ pub(crate) struct Emitted {
 pub(crate) struct EmittedRow {
     /// Id of the message whose run emitted it.
     pub(crate) cause: String,
-    /// Trace context of the cause.
+    /// Trace context with which it is sent: that of its emit, or of its cause.
     pub(crate) trace_parent: Option<String>,
     /// Correlation id that the cause hands on.
     pub(crate) correlation_id: String,
@@ -51,13 +51,19 @@ pub(crate) struct EmittedRow {
 }
 
 impl Emitted {
-    /// Adds the messages that a run of `cause` emitted.
-    pub(crate) fn add(&mut self, cause: &Message, outgoing: Vec<OutgoingMessage>) {
+    /// Adds the messages that a run of `cause` emitted. `create` returns the trace context of an
+    /// emit; none where it has no span.
+    pub(crate) fn add(
+        &mut self,
+        cause: &Message,
+        outgoing: Vec<OutgoingMessage>,
+        mut create: impl FnMut(&OutgoingMessage) -> Option<String>,
+    ) {
         for message in outgoing {
             self.bytes = self.bytes.saturating_add(message.bytes());
             self.rows.push(EmittedRow {
                 cause: cause.id.clone(),
-                trace_parent: cause.trace_parent.clone(),
+                trace_parent: create(&message).or_else(|| cause.trace_parent.clone()),
                 correlation_id: correlation_id(cause).to_owned(),
                 message,
             });
@@ -291,7 +297,7 @@ mod tests {
             (Due::At(7), (None, Some(7))),
         ];
         let outgoing = (0..).zip(dues).map(|(n, (due, _))| message(due, &format!("t{n}"), 1));
-        emitted.add(&cause(), outgoing.collect());
+        emitted.add(&cause(), outgoing.collect(), |_| None);
         for (row, (_, expected)) in emitted.unwritten().iter().zip(dues) {
             assert_eq!((row.after_ms(), row.at_ms()), expected);
             assert_eq!((row.cause.as_str(), row.correlation_id.as_str()), ("m", "m"));
@@ -304,15 +310,15 @@ mod tests {
     #[test]
     fn what_may_be_cancelled_is_written_once() {
         let mut emitted = Emitted::default();
-        emitted.add(&cause(), vec![message(Due::Now, "a", 1)]);
+        emitted.add(&cause(), vec![message(Due::Now, "a", 1)], |_| None);
         assert!(!emitted.is_cancellable());
         let named =
             OutgoingMessage { cancel_token: Some("token".to_owned()), ..message(Due::Now, "b", 1) };
-        emitted.add(&cause(), vec![named]);
+        emitted.add(&cause(), vec![named], |_| None);
         assert!(emitted.is_cancellable() && emitted.unwritten().len() == 2);
         emitted.wrote();
         assert!(!emitted.is_cancellable() && emitted.unwritten().is_empty());
-        emitted.add(&cause(), vec![message(Due::Now, "c", 1)]);
+        emitted.add(&cause(), vec![message(Due::Now, "c", 1)], |_| None);
         let topics: Vec<_> =
             emitted.unwritten().iter().map(|row| row.message.destination.to_string()).collect();
         assert_eq!(topics, ["kafka:c"]);
@@ -324,9 +330,9 @@ mod tests {
     #[test]
     fn a_transaction_is_full_by_bytes() {
         let mut emitted = Emitted::default();
-        emitted.add(&cause(), vec![message(Due::Now, "t", (16 << 20) - 1_000)]);
+        emitted.add(&cause(), vec![message(Due::Now, "t", (16 << 20) - 1_000)], |_| None);
         assert!(!emitted.is_full());
-        emitted.add(&cause(), vec![message(Due::Now, "t", 2_000)]);
+        emitted.add(&cause(), vec![message(Due::Now, "t", 2_000)], |_| None);
         assert!(emitted.is_full());
     }
 }

@@ -26,7 +26,13 @@
 //! partition's worker offers the messages again. So it does where the answer to a COMMIT is lost,
 //! and the next claim finds out: the rows are there, or they are not.
 
-use oncebox_model::{error::InboxError, outgoing::Outbox};
+use std::time::SystemTime;
+
+use oncebox_model::{
+    error::InboxError,
+    outgoing::Outbox,
+    trace::{self, Span},
+};
 use tokio::time::Instant;
 
 use crate::{
@@ -40,12 +46,14 @@ use crate::{
         },
         outgoing::outbox,
         replayed::replay_outbox,
+        routed::Routed,
         settled::Settled,
-        state::{BatchState, Next, Routed},
+        state::{BatchState, Next},
     },
     consumer::ConsumerInbox,
     session::Transaction,
     shadow,
+    spans::RunSpans,
 };
 
 impl ConsumerInbox {
@@ -57,10 +65,17 @@ impl ConsumerInbox {
         admission: &Admission,
         batch: &[Routed],
         mode: SavepointMode,
+        received: Option<&Span>,
     ) -> Result<Settled, Abort> {
+        let spans = RunSpans::of_batch(received.map(Span::context));
         let transaction = self.sessions.begin_admitted(admission).await?;
-        match self.run(&transaction, batch, mode).await {
-            Ok(settled) => commit(transaction).await.map(|()| settled),
+        match self.run(&transaction, batch, mode, spans).await {
+            Ok(mut settled) => {
+                let span = settled.spans.settle(self, batch);
+                let committed = trace::within(span.as_ref(), commit(transaction)).await;
+                settled.spans.ended(self, batch, span, &committed);
+                committed.map(|()| settled)
+            }
             Err(abort) => rollback(transaction, abort).await,
         }
     }
@@ -71,6 +86,7 @@ impl ConsumerInbox {
         transaction: &Transaction<'_>,
         batch: &[Routed],
         mode: SavepointMode,
+        spans: RunSpans,
     ) -> Result<Settled, Abort> {
         if let Some(end) = self.begin_replay(transaction, batch).await? {
             return Ok(Settled::replayed(end)); // it does not run, and nothing is written
@@ -78,6 +94,7 @@ impl ConsumerInbox {
         let Some(mut state) = BatchState::open(self, transaction, batch).await? else {
             return Ok(Settled::default()); // the lease is lost, or was given back
         };
+        state.spans = spans;
         while let Some(next) = state.next() {
             self.handle_next(transaction, &mut state, next, mode).await?;
         }
@@ -118,9 +135,11 @@ impl ConsumerInbox {
         let (outbox, cancels) =
             shadow::recorded(self.outbox(transaction, routed), routed.shadow.is_some());
         routed.point_before_call(); // where tests kill the process
-        let began = Instant::now();
-        let result = call(self.call(routed, &outbox), tx).await;
+        let (began, began_at) = (Instant::now(), SystemTime::now());
+        let span = self.process_span(routed, &state.spans);
+        let result = trace::within(span.as_ref(), call(self.call(routed, &outbox), tx)).await;
         self.count_duration(&routed.request.message, began.elapsed());
+        state.spans.ran(index, (span, began_at), &result);
         routed.point_after_call();
         match result {
             CallResult::Ok(output) => {

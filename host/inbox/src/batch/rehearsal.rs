@@ -17,7 +17,8 @@ use crate::{
         claim::{ClaimOutcome, ClaimRequest},
         commit::{at_constraints, host_statement},
         complete::{Completion, Execution, Recorded, complete},
-        state::{BatchState, Routed},
+        routed::Routed,
+        state::BatchState,
     },
     consumer::ConsumerInbox,
     partition::parking::too_large_reason,
@@ -127,8 +128,7 @@ impl<'a> Rehearsal<'a> {
         // The row names no version, since this database may not have it.
         let request = ClaimRequest { message, version: None, reason: None, ordering: None };
         let generation = handlers.generation();
-        let routed =
-            Routed { request, lease: None, handler, generation, shadow: None, replay: None };
+        let routed = Routed::new(request, handler, generation);
         let batch = std::slice::from_ref(&routed);
         let state = match BatchState::open(self.consumer, self.transaction(), batch).await {
             Ok(Some(state)) => state,

@@ -24,8 +24,8 @@ use crate::{
         complete::{Completion, complete, storable},
         outgoing::{Emitted, write_outgoing},
         replay_turn::{ReplayEnd, ReplayTurn, ReplayedRun},
+        routed::Routed,
         settled::Settled,
-        state::Routed,
     },
     consumer::ConsumerInbox,
     host_call::host_call,
@@ -96,7 +96,7 @@ impl ConsumerInbox {
         };
         if hooks::sabotage(Defect::ReplaySends) {
             let mut emitted = Emitted::default();
-            emitted.add(message, suppressed.clone());
+            emitted.add(message, suppressed.clone(), |_| None);
             write_outgoing(transaction, self.consumer_id, &emitted).await?;
         }
         if hooks::sabotage(Defect::ReplayCursorOutside) {

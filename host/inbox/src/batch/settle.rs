@@ -11,6 +11,7 @@ use oncebox_model::{
     hooks::{self, Defect},
     message::Message,
     outcome::{Disposition, Failure, FailureKind},
+    trace::Span,
 };
 
 use crate::{
@@ -23,8 +24,8 @@ use crate::{
         claim::{ClaimOutcome, ClaimRequest, InitialStatus, claim},
         commit::commit,
         complete::{Completion, Execution, Lease, complete},
+        routed::Routed,
         settled::Settled,
-        state::Routed,
     },
     consumer::ConsumerInbox,
     session::Transaction,
@@ -129,7 +130,16 @@ impl ConsumerInbox {
     ) -> Result<Settled, InboxError> {
         let (size_max, mode) = self.sizer.next();
         let plan = Plan::new(size.min(size_max).clamp(1, batch.len()), mode);
-        self.repeat(&permit.admission, &mut permit.serial, batch, plan).await
+        let span = self.receive(plan.front(batch));
+        let Permit { admission, serial } = permit;
+        let settled = self.repeat(admission, serial, batch, plan, span.as_ref()).await;
+        if let Some(span) = span {
+            if settled.is_err() {
+                span.fail("host_fault");
+            }
+            span.end();
+        }
+        settled
     }
 
     /// Settles a leased or a replayed message: repeats its transaction under contention, and records
@@ -142,7 +152,7 @@ impl ConsumerInbox {
     ) -> Result<Settled, InboxError> {
         let plan = Plan::new(1, SavepointMode::Savepoints);
         let batch = std::slice::from_ref(leased);
-        self.repeat(admission, &mut SerialPermit::default(), batch, plan).await
+        self.repeat(admission, &mut SerialPermit::default(), batch, plan, None).await
     }
 
     /// Repeats the transaction of a batch until one commits, or its first message is recorded.
@@ -152,6 +162,7 @@ impl ConsumerInbox {
         serial: &mut SerialPermit,
         batch: &[Routed],
         mut plan: Plan,
+        received: Option<&Span>,
     ) -> Result<Settled, InboxError> {
         let is_live = batch[0].is_live();
         loop {
@@ -160,7 +171,8 @@ impl ConsumerInbox {
             if is_live && !serial.is_held() {
                 *serial = self.sizer.try_serial_permit();
             }
-            let abort = match self.transact(admission, plan.front(batch), plan.mode).await {
+            let front = plan.front(batch);
+            let abort = match self.transact(admission, front, plan.mode, received).await {
                 Ok(settled) => return Ok(self.committed(batch, settled, plan.alone)),
                 Err(abort) => abort,
             };

@@ -8,6 +8,7 @@ use crate::{
     admission::batch_sizer::Fit,
     batch::{claim::ClaimOutcome, complete::Recorded, replay_turn::ReplayEnd},
     shadow::Sampled,
+    spans::RunSpans,
 };
 
 /// Result of each message that ran: its index in the batch, its disposition, the kind of its
@@ -27,6 +28,8 @@ pub(crate) struct Settled {
     /// True where one message was settled after a larger transaction failed at its claim or its
     /// COMMIT. The messages behind it are then settled one by one too.
     pub(crate) alone: bool,
+    /// Spans of the runs, which end with the transaction.
+    pub(crate) spans: RunSpans,
     /// Completed messages, to be tried on shadow candidates after the commit.
     pub(crate) sampled: Vec<Sampled>,
     /// Destinations of outgoing messages that are due with the commit.

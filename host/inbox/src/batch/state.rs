@@ -4,11 +4,8 @@
 //! [`BatchState::next`] chooses the messages that run next, by order, sequence, group and time.
 //! [`BatchState::complete`] writes the results as the host's last statement before COMMIT.
 
-use std::sync::Arc;
-
 use oncebox_model::{
     error::InboxError,
-    handler::{DeliveryKind, Handler, Shadow},
     hooks::{self, Defect},
     outcome::{Disposition, Failure},
     outgoing::Output,
@@ -20,11 +17,12 @@ use crate::{
     admission::batch_sizer::Fit,
     batch::{
         abort::Abort,
-        claim::{ClaimOutcome, ClaimRequest, InitialStatus, claim},
+        claim::{ClaimOutcome, InitialStatus, claim},
         commit::{at_claim, at_completion},
-        complete::{Completion, Execution, Lease, complete},
+        complete::{Completion, Execution, complete},
         outgoing::write_outgoing,
         replay_turn::{ReplayTurn, ReplayedRun},
+        routed::Routed,
         settled::{Results, Settled},
     },
     consumer::{COMMIT, ConsumerInbox},
@@ -34,68 +32,8 @@ use crate::{
     },
     session::Transaction,
     shadow::{Cancel, LiveRun, Sampled, Watch},
+    spans::RunSpans,
 };
-
-/// A message and the handler that runs it.
-pub(crate) struct Routed {
-    pub(crate) request: ClaimRequest,
-    /// Lease that the message runs under; none for a live message, which the transaction claims.
-    pub(crate) lease: Option<Lease>,
-    pub(crate) handler: Arc<dyn Handler>,
-    /// Generation of the handlers that `handler` was chosen from; a claim with a stale one is
-    /// refused.
-    pub(crate) generation: i64,
-    /// Candidate version to be tried on the message after the commit; set where the message is in
-    /// its sample.
-    pub(crate) shadow: Option<Arc<Shadow>>,
-    /// Place in a replay; none for a live or leased message. Such a message has no lease.
-    pub(crate) replay: Option<ReplayTurn>,
-}
-
-impl Routed {
-    /// Returns whether the transaction claims the message: it is neither leased nor replayed.
-    pub(crate) fn is_live(&self) -> bool {
-        self.lease.is_none() && self.replay.is_none()
-    }
-
-    /// Returns the execution of the message, by the version that the request names.
-    fn execution(&self) -> Execution<'_> {
-        let version = self.request.version;
-        Execution { version, ..Execution::of(&self.request.message, self.lease) }
-    }
-
-    /// Returns the number of the attempt, from 1, and the kind of the delivery.
-    pub(crate) fn attempt(&self) -> (u32, DeliveryKind) {
-        match self.lease {
-            Some(Lease { attempt, .. }) => (attempt, DeliveryKind::Retry),
-            None if self.replay.is_some() => (1, DeliveryKind::Replay),
-            None => (1, DeliveryKind::Live),
-        }
-    }
-
-    /// Passes the fail point before the call of a live message's handler.
-    pub(crate) fn point_before_call(&self) {
-        if self.is_live() {
-            hooks::point("inbox:handle:before");
-        }
-    }
-
-    /// Passes the fail point after a live message's failure was rolled back.
-    pub(crate) fn point_after_failure(&self) {
-        if self.is_live() {
-            hooks::point("inbox:fail:after");
-        }
-    }
-
-    /// Passes the fail point after the call of the handler.
-    pub(crate) fn point_after_call(&self) {
-        hooks::point(match self.lease {
-            Some(_) => "retry:handle:after",
-            None if self.replay.is_some() => "replay:handle:after",
-            None => "inbox:handle:after",
-        });
-    }
-}
 
 /// Messages that run next.
 #[derive(Debug, PartialEq, Eq)]
@@ -122,6 +60,8 @@ pub(crate) struct BatchState<'a> {
     /// Result of the replayed message; none for every other batch, and before its run.
     replayed: Option<(ReplayTurn, ReplayedRun)>,
     sampled: Vec<Sampled>,
+    /// Spans of the runs.
+    pub(crate) spans: RunSpans,
     /// Index of the first message that `next` has not looked at.
     next: usize,
     /// Time at which the transaction began.
@@ -222,6 +162,7 @@ impl<'a> BatchState<'a> {
             results: Results::new(),
             replayed: None,
             sampled: Vec::new(),
+            spans: RunSpans::default(),
             next: 0,
             began,
             claimed,
@@ -315,7 +256,10 @@ impl<'a> BatchState<'a> {
             self.replayed = Some((turn, ReplayedRun::Ok(output.outgoing)));
             return self.results.push((index, Disposition::Completed, None));
         }
-        self.completion.succeeded(routed.execution(), output, &self.consumer.policy);
+        let (consumer, spans) = (self.consumer, &mut self.spans);
+        let cause = (index, &routed.request.message);
+        let create = |outgoing: &_| consumer.create(spans, cause, outgoing);
+        self.completion.succeeded(routed.execution(), output, &consumer.policy, create);
         self.sequence.completed(&routed.request.message);
         self.results.push((index, Disposition::Completed, None));
     }
@@ -394,7 +338,8 @@ impl<'a> BatchState<'a> {
         transaction: &Transaction<'_>,
     ) -> Result<Settled, Abort> {
         if let Some(run) = self.replayed.take() {
-            return self.complete_replay(transaction, run).await;
+            let settled = self.complete_replay(transaction, run).await?;
+            return Ok(Settled { spans: self.spans, ..settled });
         }
         let consumer = self.consumer;
         // A leased message that did not run is charged with no failure.
@@ -429,6 +374,7 @@ impl<'a> BatchState<'a> {
             unrecorded: None,
             alone: false,
             sampled: self.sampled,
+            spans: self.spans,
             destinations: self.completion.emitted().due_destinations(),
             failures: self.completion.recorded(),
             fit: Fit { ran, settled, took, ..self.fit },

@@ -36,9 +36,9 @@ use crate::{
     admission::Admission,
     batch::{
         claim::{ClaimOutcome, ClaimRequest, InitialStatus},
+        routed::Routed,
         settle::Permit,
         settled::Settled,
-        state::Routed,
     },
     consumer::ConsumerInbox,
     partition::{

@@ -13,7 +13,7 @@ use oncebox_model::{
 use super::{PartitionInbox, parking, payloads::AttachedPayload};
 use crate::{
     admission::breaker::{BreakerDecision, Probe, RECHECK},
-    batch::{claim::ClaimRequest, state::Routed},
+    batch::{claim::ClaimRequest, routed::Routed},
     reference::Unfetched,
 };
 
@@ -53,7 +53,8 @@ impl PartitionInbox {
             let route = match decoded {
                 Err((_, Undecodable::BadPayload(fault))) if fault.is_not_prepared() => break,
                 Err((record, why)) => Some(Route::Park(parking::undecodable(&record, key, &why))),
-                Ok(message) => {
+                Ok(mut message) => {
+                    self.consumer.give_context(&mut message);
                     decoded_bytes += message.decoded.as_ref().map_or(0, |json| json.len());
                     self.route_message(handlers, message, horizon_ms)
                 }
@@ -104,7 +105,7 @@ impl PartitionInbox {
             .filter(|shadow| version.is_some() && shadow.samples(&message.id));
         let generation = handlers.generation();
         let request = ClaimRequest { message, version, reason: None, ordering };
-        Some(Route::Run(Routed { request, lease: None, handler, generation, shadow, replay: None }))
+        Some(Route::Run(Routed { shadow, ..Routed::new(request, handler, generation) }))
     }
 
     /// Returns the record time before which messages are parked, in milliseconds; none where the

@@ -18,7 +18,7 @@ use crate::{
         claim::ClaimRequest,
         commit::refused,
         replay_turn::{ReplayEnd, ReplayTurn},
-        state::Routed,
+        routed::Routed,
     },
     consumer::ConsumerInbox,
     retry::lease::read_message,
@@ -196,6 +196,6 @@ impl ConsumerInbox {
             reason: None,
             ordering: None,
         };
-        Routed { request, lease: None, handler, generation, shadow: None, replay: Some(turn) }
+        Routed { replay: Some(turn), ..Routed::new(request, handler, generation) }
     }
 }

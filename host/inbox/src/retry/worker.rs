@@ -18,7 +18,7 @@ use crate::{
         Admission,
         breaker::{BreakerDecision, Probe, RECHECK},
     },
-    batch::{settled::Settled, state::Routed},
+    batch::{routed::Routed, settled::Settled},
     consumer::ConsumerInbox,
     reference::Fetched,
     retry::lease::Leased,
@@ -300,7 +300,7 @@ impl ConsumerInbox {
             }
         };
         let (request, lease) = (leased.request(Some(handler.version())), Some(leased.lease));
-        let routed = Routed { request, lease, handler, generation, shadow: None, replay: None };
+        let routed = Routed { lease, ..Routed::new(request, handler, generation) };
         let settled = self.settle_leased(admission, &routed).await;
         match self.ended(admission, leased, settled).await? {
             Ended::Settled(disposition, failure) => {

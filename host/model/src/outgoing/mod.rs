@@ -14,6 +14,8 @@ mod outbox;
 mod status;
 // The signal to the relay after a commit.
 mod wakeup;
+// The spans of emits and of attempts to send.
+mod span;
 
 use std::time::Duration;
 
@@ -23,6 +25,7 @@ pub use self::{
     answer::{AnswerMode, UnknownAnswerMode},
     destination::{Destination, DestinationFault, destination_part_fault, matches_destination},
     outbox::{CancelNothing, CancelOutgoing, Outbox, OutboxMode},
+    span::new_outgoing_span,
     status::{OutgoingStatus, UnknownOutgoingStatus},
     wakeup::OutgoingWakeup,
 };
@@ -31,6 +34,9 @@ use crate::{
     message::Message,
     record::Headers,
 };
+
+/// Topic in the records of messages that came from a handler of the tenant, and from no broker.
+pub const DELIVERED_TOPIC: &str = "oncebox-outgoing";
 
 /// The time at which an outgoing message is to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

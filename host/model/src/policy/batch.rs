@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Most messages of a transaction. A span has as many links.
+pub const BATCH_MESSAGES_MAX: u64 = 1_000;
+
 /// Bounds of one transaction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -1,9 +1,9 @@
 //! The checks of a policy. All problems are reported at once.
 
 use super::{
-    Ack, Collision, DeadLetters, Dedup, IdSource, KeySource, Order, PastHorizon, PayloadPolicy,
-    Policy, ReferenceSource, TypeSource, VersionSource, WATCHED_MAX, WireFormat,
-    retry::LEASE_ROOM_MS, schemas,
+    Ack, BATCH_MESSAGES_MAX, Collision, DeadLetters, Dedup, IdSource, KeySource, Order,
+    PastHorizon, PayloadPolicy, Policy, ReferenceSource, TypeSource, VersionSource, WATCHED_MAX,
+    WireFormat, retry::LEASE_ROOM_MS, schemas,
 };
 use crate::{error::InboxError, problem::Problem};
 
@@ -116,7 +116,7 @@ impl Policy {
         let Self { batch, sequence, reference, retry, breaker, limits, factors, kafka, .. } = self;
         let reference = reference.as_ref();
         let ranges = [
-            ("batch.messages_max", batch.messages_max as u64, 1_000),
+            ("batch.messages_max", batch.messages_max as u64, BATCH_MESSAGES_MAX),
             ("batch.duration_ms", batch.duration_ms, 60_000),
             (
                 "sequence.gap_wait_ms",

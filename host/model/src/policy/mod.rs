@@ -57,7 +57,7 @@ pub(crate) use self::native::{is_topic, shown};
 pub use self::{
     alerts::{Alerts, WATCHED_MAX},
     apart::apart,
-    batch::Batch,
+    batch::{BATCH_MESSAGES_MAX, Batch},
     check::PolicyProblem,
     effects::{Effects, OutsideEffects},
     factors::{EffectRisk, Factors, MARGIN},

@@ -8,6 +8,7 @@ mod encode;
 mod numeric;
 mod run;
 mod session;
+mod span;
 mod statement;
 mod stop;
 mod types;

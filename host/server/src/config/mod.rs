@@ -13,6 +13,7 @@ mod retention;
 mod runtime;
 mod schema_registry;
 mod storage;
+mod telemetry;
 
 pub use archive::ArchiveSettings;
 pub use database::DatabaseSettings;
@@ -26,6 +27,7 @@ pub use retention::{DailyWindow, RetentionSettings};
 pub use runtime::RuntimeSettings;
 pub use schema_registry::SchemaRegistrySettings;
 pub use storage::StorageSettings;
+pub use telemetry::TelemetrySettings;
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -61,6 +63,8 @@ pub struct Config {
     pub api: ApiSettings,
     /// The form and the level of log lines.
     pub log: LogSettings,
+    /// The collector of spans and log lines.
+    pub telemetry: TelemetrySettings,
     /// The removal of what is past its retention.
     pub retention: RetentionSettings,
     /// The place to which messages go before that.
@@ -250,6 +254,7 @@ mod tests {
         default.references.stores = config.references.stores.clone();
         default.http_destinations.ca_file = config.http_destinations.ca_file.clone();
         default.kafka = config.kafka.clone();
+        default.telemetry.endpoint = config.telemetry.endpoint.clone();
         default.schema_registry = config.schema_registry.clone();
         assert_eq!(format!("{config:?}"), format!("{default:?}"));
         for (section, key, variable) in super::environment::OVERRIDES {

@@ -14,7 +14,7 @@ use sqlx::{
 
 use super::{
     decode::Layout,
-    encode, statement,
+    encode, span, statement,
     stop::{ConnectionLost, SqlStop, limit},
     types::{is_too_deep, is_unknown},
 };
@@ -88,7 +88,12 @@ impl StoreState {
         }
         let result = match self.session.admit(statement, &self.limits) {
             Ok(()) => match self.tx() {
-                Ok(tx) => run_statement(&tx, &self.limits, mode, statement, params).await,
+                Ok(tx) => {
+                    let span = span::begin(statement);
+                    let result = run_statement(&tx, &self.limits, mode, statement, params).await;
+                    span::end(span, &result);
+                    result
+                }
                 Err(stop) => Err(stop),
             },
             Err(error) => Err(SqlStop::Guest(error)),
