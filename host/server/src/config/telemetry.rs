@@ -138,13 +138,13 @@ mod tests {
 
     #[test]
     fn a_signal_has_a_path_of_its_own() {
-        let url = |text| toml::from_str::<TelemetrySettings>(text).unwrap().url("traces");
+        let url = |text| toml::from_str::<TelemetrySettings>(text).expect(text).url("traces");
         assert_eq!(url(""), None);
         for text in ["endpoint = 'https://c.example/otlp/'", "endpoint = 'https://c.example/otlp'"]
         {
             assert_eq!(url(text).as_deref(), Some("https://c.example/otlp/v1/traces"));
         }
-        let sample = |text| toml::from_str::<TelemetrySettings>(text).unwrap().sample;
+        let sample = |text| toml::from_str::<TelemetrySettings>(text).expect(text).sample;
         let read = [sample(""), sample("sample = 0"), sample("sample = 0.25")];
         assert_eq!((read, sample("sample = '0.01'")), ([1.0, 0.0, 0.25], 0.01));
     }
