@@ -172,7 +172,7 @@ export const incidents = {
     await visitor.open(await visitor.page.locator("tr", { hasText: "canary" }).getByRole("link").first().getAttribute("href"));
     await visitor.submit("Take away", { "Why; kept with the deployment": "it traps" });
     await visitor.see("ended", "it traps");
-    await world.until(async () => (await world.json("canary", "list")).every((canary) => canary.ended_at));
+    await world.until(async () => (await world.canaries()).length === 0);
   },
 
   async "a collision: a known id with another payload"(visitor, world) {
@@ -267,7 +267,7 @@ export const incidents = {
       await visitor.follow("Retention");
       await visitor.see(name, "due");
       await visitor.submit("Remove what is due");
-      await world.until(async () => !(await world.oncebox("retention", "plan")).includes(name));
+      await world.until(async () => !(await world.partitions()).includes(name));
       await visitor.see("removed");
     });
   },

@@ -150,7 +150,7 @@ try {
   });
   const told = (name) => new RegExp(`^${name} +(\\S+)$`, "m").exec(said)[1];
   const [database, brokers] = [told("database"), told("brokers")];
-  const around = { program, folder, database, brokers, provider, settings };
+  const around = { program, folder, base, database, brokers, provider, settings };
   const [visited] = await Promise.all([
     cure(browser, base, "mouse", {}, around),
     cure(browser, base, "keys", { byKeys: true }, around),

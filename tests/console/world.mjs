@@ -11,9 +11,9 @@ const PATIENCE_MS = 120_000;
 
 /** A tenant of its own for one visitor, and what breaks and sees it by the command line. */
 export class World {
-  constructor(tenant, { program, folder, database, brokers, provider, settings }) {
+  constructor(tenant, { program, folder, base, database, brokers, provider, settings }) {
     const env = { ...process.env, ONCEBOX_CONFIG: settings };
-    Object.assign(this, { tenant, program, folder, database, brokers, provider, env });
+    Object.assign(this, { tenant, program, folder, base, database, brokers, provider, env });
   }
 
   async begin() {
@@ -45,8 +45,16 @@ export class World {
     await this.oncebox("send", file, "--topic", topic);
   }
 
-  #list(...words) {
-    return this.json("inbox", "list", "--tenant", this.tenant, "--limit", "1000", ...words);
+  /** Reads from the API, for what is looked at again and again: a command for each look would take a processor. */
+  async #read(...path) {
+    const query = typeof path.at(-1) === "object" ? `?${new URLSearchParams(path.pop())}` : "";
+    const answer = await fetch(`${this.base}/v1/tenants/${path.map(encodeURIComponent).join("/")}${query}`);
+    if (!answer.ok) throw new Error(`${path}: ${answer.status} ${await answer.text()}`);
+    return answer.json();
+  }
+
+  #list(tenant = this.tenant, consumer = "stock", filter = {}) {
+    return this.#read(tenant, "consumers", consumer, "inbox", { limit: 1000, ...filter });
   }
 
   async status(id) {
@@ -59,13 +67,18 @@ export class World {
   }
 
   async count(status) {
-    return (await this.#list("--status", status)).length;
+    return (await this.#list(this.tenant, "stock", { status })).length;
   }
 
   /** The handler that takes an event type. */
   async deployed(type) {
-    const live = await this.json("deployments", "--tenant", this.tenant, "--consumer", "stock");
+    const live = await this.#read(this.tenant, "consumers", "stock", "deployments");
     return live.find((it) => it.event_type === type && it.role === "stable")?.handler;
+  }
+
+  async canaries() {
+    const live = await this.#read(this.tenant, "consumers", "stock", "deployments");
+    return live.filter((it) => it.role === "canary");
   }
 
   async until(holds) {
@@ -100,13 +113,12 @@ identity = { id = [{ header = "message-id" }, { header = "ce_id" }], event_type 
 
   /** The status of an order. */
   async sold(order) {
-    const words = ["inbox", "list", "--tenant", this.tenant, "--consumer", "sales"];
-    return (await this.json(...words)).find((it) => it.message_id === order)?.status;
+    return (await this.#list(this.tenant, "sales")).find((it) => it.message_id === order)?.status;
   }
 
   /** What is still to be sent to a destination. */
   async outgoing(destination) {
-    const all = await this.json("outgoing", "list", "--tenant", this.tenant, "--destination", destination, "--limit", "1000");
+    const all = await this.#read(this.tenant, "outgoing", { destination, limit: 1000 });
     return all.filter((it) => !it.settled_at);
   }
 
@@ -131,7 +143,7 @@ identity = { id = [{ header = "message-id" }, { header = "ce_id" }], event_type 
   async reserve(tenant, id) {
     const payload = { reservation_id: id, order_id: "o-1", sku: "apple", quantity: 1 };
     await this.#publish(tenant, [{ id, event_type: "stock.reserve", key: "o-1", headers: { version: "1" }, payload }]);
-    await this.until(async () => (await this.json("inbox", "list", "--tenant", tenant)).some((it) => it.status === "completed"));
+    await this.until(async () => (await this.#list(tenant)).some((it) => it.status === "completed"));
   }
 
   /** Lets sessions into a database, or ends all and lets none in. */
@@ -149,6 +161,11 @@ identity = { id = [{ header = "message-id" }, { header = "ce_id" }], event_type 
         at + (SELECT bucket FROM oncebox.retention_class WHERE retention_class = 1));
       EXECUTE format('ALTER TABLE oncebox.%I OWNER TO %I', name, (SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'oncebox.inbox'::regclass));
       END $$; SELECT max(c.relname) FROM pg_class c WHERE c.relkind = 'r' AND c.relname LIKE 'inbox_7d_2%' AND c.relname < 'inbox_7d_' || to_char(now() - interval '60 days', 'YYYYMMDD')`);
+  }
+
+  /** Names of all time partitions. */
+  partitions() {
+    return this.sql("SELECT string_agg(relname, ' ') FROM pg_class WHERE relname LIKE 'inbox%' AND relkind = 'r'");
   }
 
   /** Another host of the same set. */

@@ -13,7 +13,7 @@ use oncebox_tests::host;
 use tokio::{process::Command, time::timeout};
 
 /// How long the whole may take, on a machine that does other things as well.
-const PATIENCE: Duration = Duration::from_secs(1_200);
+const PATIENCE: Duration = Duration::from_secs(2_400);
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
