@@ -273,11 +273,14 @@ export const incidents = {
   },
 
   async "a host is gone"(visitor, world) {
-    const host = await world.serve();
-    await visitor.open("/console");
-    await visitor.follow("Hosts");
-    await visitor.see(`/${host.pid}`);
-    host.kill("SIGKILL");
+    const host = world.serve();
+    try {
+      await visitor.open("/console");
+      await visitor.follow("Hosts");
+      await visitor.see(`/${host.pid}`);
+    } finally {
+      host.kill("SIGKILL");
+    }
     await visitor.miss(`/${host.pid}`);
     await world.send(reservation("r-11", "o-901"));
     await world.until(async () => (await world.status("r-11")) === "completed");

@@ -169,7 +169,7 @@ identity = { id = [{ header = "message-id" }, { header = "ce_id" }], event_type 
   }
 
   /** Another host of the same set. */
-  async serve() {
+  serve() {
     const env = {
       ...this.env, ONCEBOX_DATABASE_URL: this.database, ONCEBOX_KAFKA_BROKERS: this.brokers,
       ONCEBOX_KEYS_MASTER_KEY_FILE: this.file(".oncebox/dev/master.key"), ONCEBOX_API_LISTEN: "127.0.0.1:0", ONCEBOX_HTTP_LISTEN: "127.0.0.1:0",

@@ -1,7 +1,7 @@
 //! Spans of a consumer's messages: `receive` for each batch, `process` for each run, `settle` for
 //! each commit, and `create` for each message that a run emits.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use oncebox_model::{
     error::InboxError,
@@ -190,11 +190,11 @@ impl RunSpans {
         Self { received, ran: Vec::new(), created: Vec::new(), is_committing: false }
     }
 
-    /// Adds the span of a run, which began at this time, with the result of its call.
+    /// Adds the span of a run, which took this long, with the result of its call.
     pub(crate) fn ran<T>(
         &mut self,
         index: usize,
-        (span, began_at): (Option<Span>, SystemTime),
+        (span, took): (Option<Span>, Duration),
         result: &CallResult<T>,
     ) {
         let Some(span) = span else { return };
@@ -206,7 +206,9 @@ impl RunSpans {
             CallResult::ConnectionLost => span.fail("connection_lost"),
             CallResult::Stopped(_) => span.fail("stopped"),
         }
-        self.ran.push(RunSpan { index, span, began_at, ended_at: SystemTime::now() });
+        let ended_at = SystemTime::now();
+        let began_at = ended_at.checked_sub(took).unwrap_or(ended_at);
+        self.ran.push(RunSpan { index, span, began_at, ended_at });
     }
 
     /// Returns the span of the last run of a message.

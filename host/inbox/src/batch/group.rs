@@ -1,7 +1,5 @@
 //! Messages that one batch handler takes in one call.
 
-use std::time::SystemTime;
-
 use oncebox_model::{
     error::InboxError,
     handler::Answer,
@@ -93,7 +91,7 @@ impl ConsumerInbox {
         let routed = &state.batch[first];
         let outbox = self.outbox(transaction, routed);
         routed.point_before_call();
-        let (began, began_at) = (Instant::now(), SystemTime::now());
+        let began = Instant::now();
         let span_of = |index: &usize| self.process_span(&state.batch[*index], &state.spans);
         let spans: Vec<_> = group.iter().map(span_of).collect();
         let called = async {
@@ -103,11 +101,12 @@ impl ConsumerInbox {
             }
         };
         let result = trace::within(spans.iter().flatten().next(), called).await;
+        let took = began.elapsed();
         for (index, span) in group.iter().zip(spans) {
-            state.spans.ran(*index, (span, began_at), &result);
+            state.spans.ran(*index, (span, took), &result);
         }
         // Each message is counted with an equal share of the call.
-        let each = began.elapsed() / group.len().try_into().unwrap_or(u32::MAX);
+        let each = took / group.len().try_into().unwrap_or(u32::MAX);
         for index in group {
             self.count_duration(&state.batch[*index].request.message, each);
         }

@@ -26,8 +26,6 @@
 //! partition's worker offers the messages again. So it does where the answer to a COMMIT is lost,
 //! and the next claim finds out: the rows are there, or they are not.
 
-use std::time::SystemTime;
-
 use oncebox_model::{
     error::InboxError,
     outgoing::Outbox,
@@ -135,11 +133,12 @@ impl ConsumerInbox {
         let (outbox, cancels) =
             shadow::recorded(self.outbox(transaction, routed), routed.shadow.is_some());
         routed.point_before_call(); // where tests kill the process
-        let (began, began_at) = (Instant::now(), SystemTime::now());
+        let began = Instant::now();
         let span = self.process_span(routed, &state.spans);
         let result = trace::within(span.as_ref(), call(self.call(routed, &outbox), tx)).await;
-        self.count_duration(&routed.request.message, began.elapsed());
-        state.spans.ran(index, (span, began_at), &result);
+        let took = began.elapsed();
+        self.count_duration(&routed.request.message, took);
+        state.spans.ran(index, (span, took), &result);
         routed.point_after_call();
         match result {
             CallResult::Ok(output) => {
