@@ -69,7 +69,7 @@ class Run:
     def __init__(self, log, arguments):
         self.log, self.arguments = log, arguments
         self.lock = threading.Lock()
-        self.processes, self.tests, self.failed = [], [], []
+        self.processes, self.processors, self.tests, self.failed = [], [], [], []
 
     def say(self, text):
         with self.lock:
@@ -99,7 +99,11 @@ class Run:
                     begins[waiting.pop(0)] = now
         hung = not watchdog.is_alive()
         watchdog.cancel()
-        if process.wait() != 0:
+        # Unlike the time, what a process and its children took of the processors does not depend on what runs beside it.
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        self.processors.append((usage.ru_utime + usage.ru_stime, job.name))
+        if process.returncode != 0:
             self.failed.append(f"{job.name} (killed after {MINUTES_MAX} minutes)" if hung else job.name)
         self.processes.append((time.monotonic() - began, job.name))
         shown = pathlib.Path(job.path).relative_to(ROOT) if pathlib.Path(job.path).is_relative_to(ROOT) else job.path
@@ -141,6 +145,7 @@ def main():
                 run.job(job)
         run.table("test", run.tests)
         run.table("file of tests", run.processes)
+        run.table("of a processor, file of tests", run.processors)
     if run.failed:
         sys.exit(f"failed: {', '.join(sorted(run.failed))}")
 

@@ -24,10 +24,9 @@ const SWITCHES = [
   "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 ];
 const VIEWS = [
-  { name: "light", colorScheme: "light", viewport: { width: 1280, height: 900 } },
   { name: "dark", colorScheme: "dark", viewport: { width: 1280, height: 900 } },
   { name: "small", colorScheme: "light", viewport: { width: 320, height: 640 } },
-  { name: "enlarged", colorScheme: "dark", viewport: { width: 640, height: 450 }, deviceScaleFactor: 2 },
+  { name: "enlarged", colorScheme: "light", viewport: { width: 640, height: 450 }, deviceScaleFactor: 2 },
 ];
 
 /** Every incident, by one kind of visitor. */

@@ -4,6 +4,8 @@
 const PATIENCE_MS = 120_000;
 /** Most presses of Tab until something has the focus. */
 const TABS_MAX = 300;
+/** How long a visitor waits until they look again, and one without scripts until they load the page again. */
+const [LOOK_MS, RELOAD_MS] = [200, 1_000];
 
 export class Visitor {
   constructor(page, { byKeys = false, hasScripts = true } = {}) {
@@ -56,6 +58,12 @@ export class Visitor {
   /** Press Tab until something has the focus. */
   async #reach(target) {
     await target.waitFor();
+    // As many presses as there are stops between them need no look.
+    const stops = await target.evaluate((it) => {
+      const all = [...document.querySelectorAll("a[href], button, input:not([type=hidden]), select, textarea, summary")];
+      return Math.max(0, all.indexOf(it) - all.indexOf(document.activeElement) - 1);
+    });
+    for (let tabs = 0; tabs < Math.min(stops, TABS_MAX); tabs++) await this.page.keyboard.press("Tab");
     for (let tabs = 0; tabs < TABS_MAX; tabs++) {
       if (await target.evaluate((it) => it === document.activeElement)) return;
       await this.page.keyboard.press("Tab");
@@ -77,13 +85,18 @@ export class Visitor {
     this.visited.add(new URL(this.page.url()).pathname + new URL(this.page.url()).search);
   }
 
+  /** Wait, and load the page again where no script follows what changes. */
+  async #later() {
+    await this.page.waitForTimeout(this.hasScripts ? LOOK_MS : RELOAD_MS);
+    if (!this.hasScripts) await this.page.reload();
+  }
+
   /** Wait until the page says something no more. */
   async miss(text) {
     const deadline = Date.now() + PATIENCE_MS;
     while ((await this.page.locator("main").innerText()).includes(text)) {
       if (Date.now() > deadline) throw new Error(`${this.page.url()} still says ${text}`);
-      if (this.hasScripts) await this.page.waitForTimeout(200);
-      else await this.page.reload();
+      await this.#later();
     }
   }
 
@@ -95,8 +108,7 @@ export class Visitor {
       const missing = texts.filter((text) => !shown.includes(text));
       if (missing.length === 0) return;
       if (Date.now() > deadline) throw new Error(`${this.page.url()} does not say ${missing}: ${shown}`);
-      if (this.hasScripts) await this.page.waitForTimeout(100);
-      else await this.page.reload();
+      await this.#later();
     }
   }
 }

@@ -67,6 +67,8 @@ impl ProjectFixture {
             ("ONCEBOX_API_LISTEN", "127.0.0.1:0".to_owned()),
             ("ONCEBOX_HTTP_LISTEN", format!("127.0.0.1:{}", free_port().unwrap())),
             ("ONCEBOX_LOG_FORMAT", "text".to_owned()),
+            // Python is 40 MB, and other tests want the processor as well.
+            ("ONCEBOX_RUNTIME_COMPILE_TIMEOUT_MS", PATIENCE.as_millis().to_string()),
         ];
         Self { folder: root.clone(), root, variables }
     }
