@@ -49,6 +49,9 @@ pub fn write(root: &Path, report: &Report) -> Result<()> {
     if let Some(sentence) = tables::light_sentence(report) {
         page = replaced(&page, "light", &sentence)?;
     }
+    if let Some(sentence) = tables::traced_sentence(report) {
+        page = replaced(&page, "traced", &sentence)?;
+    }
     for (name, block) in lasting::blocks(report) {
         page = replaced(&page, name, &block)?;
     }

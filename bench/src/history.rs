@@ -29,13 +29,13 @@ use crate::{
 pub const SIZES: [u64; 4] = [0, 1_000_000, 10_000_000, 50_000_000];
 /// Time partitions that hold the messages of the sizes: the present one and three before it. No
 /// message of the class `7d` in them is due.
-const LIVE: i32 = 4;
+pub const LIVE: i32 = 4;
 /// Numbers of time partitions of the second measurement.
 const COUNTS: [i32; 3] = [1, 8, 60];
 /// Messages in the inbox in that measurement.
 const ROWS_OF_COUNTS: u64 = 1_000_000;
 /// Settings of the measured host: most of these periods are due.
-const SETTINGS: [(&str, &str); 1] = [("ONCEBOX_RETENTION_ENABLED", "false")];
+pub const SETTINGS: [(&str, &str); 1] = [("ONCEBOX_RETENTION_ENABLED", "false")];
 
 /// Everything that was measured beside histories.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -128,8 +128,9 @@ impl History {
 }
 
 /// A database with a history, on which the host runs again and again.
-struct Aged {
-    database: Database,
+pub struct Aged {
+    /// The database.
+    pub database: Database,
     topic: String,
     group: String,
     /// Consumers of the history; the first is the measured one.
@@ -174,7 +175,7 @@ pub async fn measure(
 impl Aged {
     /// Creates the database with its consumers, and a number of time partitions up to the present
     /// one. They are empty.
-    async fn create(bench: &mut Bench, partitions: i32) -> Result<Self> {
+    pub async fn create(bench: &mut Bench, partitions: i32) -> Result<Self> {
         let database = bench.servers.database(true).await?;
         let topic = bench.topics.empty(PARTITIONS).await?;
         let group = format!("history-{topic}");
@@ -237,7 +238,7 @@ impl Aged {
     }
 
     /// Adds messages to the history until it has this number, an equal share to each period.
-    async fn grow(&mut self, bench: &Bench, what: &str, rows: i64) -> Result<()> {
+    pub async fn grow(&mut self, bench: &Bench, what: &str, rows: i64) -> Result<()> {
         let mut progress = Progress::new(what, rows - self.rows);
         let mut connection = filling::begin(&bench.servers, &self.database).await?;
         let (from, count) = (self.rows, self.periods.len() as i64);

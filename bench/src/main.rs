@@ -11,6 +11,7 @@ mod load;
 mod measure;
 mod options;
 mod outgoing;
+mod pages;
 mod panels;
 mod plot;
 mod removal;
@@ -206,6 +207,9 @@ async fn measure_lasting(
     if options.wants(Part::Outgoing) {
         let (timers, seconds) = (options.timers, options.seconds());
         report.outgoing = Some(outgoing::measure(bench, pace, timers, rounds, seconds).await?);
+    }
+    if options.wants(Part::Pages) {
+        report.pages = Some(pages::measure(bench, options.pages_rows, options.tenants).await?);
     }
     if options.wants(Part::Soak) {
         report.soak = Some(soak::measure(bench, pace, options.minutes).await?);

@@ -4,17 +4,17 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 
-use crate::{history, load::Workload, outgoing, soak, variants::Variant};
+use crate::{history, load::Workload, outgoing, pages, soak, variants::Variant};
 
 /// The options of the benchmark: one business effect by the host, by hand and by others, on real
 /// Kafka and PostgreSQL.
 #[derive(Parser)]
 #[command(name = "bench.sh", about)]
 pub struct Options {
-    /// Variants: a, b, b1, c, c1, c2, d, e, f, `g:<language>`. By default all that can run.
+    /// Variants: a, b, b1, c, c1, c2, c3, d, e, f, `g:<language>`. By default all that can run.
     #[arg(long, value_delimiter = ',')]
     pub variants: Vec<Variant>,
-    /// Parts. By default all but `history`, `removal`, `outgoing` and `soak`, which take long; with
+    /// Parts. By default all but `history`, `removal`, `outgoing`, `pages` and `soak`, which take long; with
     /// `--quick` without the plots.
     #[arg(long, value_delimiter = ',', value_enum)]
     parts: Vec<Part>,
@@ -46,6 +46,12 @@ pub struct Options {
     /// `outgoing`: messages that are due later, at the rate of a million in one minute.
     #[arg(long, value_name = "MESSAGES", default_value_t = outgoing::TIMERS)]
     pub timers: u64,
+    /// `pages`: messages of the history.
+    #[arg(long, value_name = "ROWS", default_value_t = pages::ROWS)]
+    pub pages_rows: u64,
+    /// `pages`: tenants beside it.
+    #[arg(long, value_name = "TENANTS", default_value_t = pages::TENANTS)]
+    pub tenants: usize,
     /// `soak`: duration of the load, minutes.
     #[arg(long, default_value_t = soak::MINUTES)]
     pub minutes: f64,
@@ -96,6 +102,8 @@ pub enum Part {
     Removal,
     /// Throughput, delay and timers of what handlers emit, beside an outbox written by hand.
     Outgoing,
+    /// Time of each page of the console beside 10 million messages and 500 tenants.
+    Pages,
     /// Half an hour of load under a retention of minutes.
     Soak,
 }
@@ -104,7 +112,7 @@ impl Part {
     /// Returns whether the part takes long and much of the disk, so that it runs only where it is
     /// named.
     fn is_lasting(self) -> bool {
-        matches!(self, Self::History | Self::Removal | Self::Outgoing | Self::Soak)
+        matches!(self, Self::History | Self::Removal | Self::Outgoing | Self::Pages | Self::Soak)
     }
 }
 
@@ -143,6 +151,7 @@ impl Options {
             (Part::History, "history"),
             (Part::Removal, "removal"),
             (Part::Outgoing, "outgoing"),
+            (Part::Pages, "pages"),
             (Part::Soak, "soak"),
         ];
         all.into_iter().filter(|(part, _)| self.wants(*part)).map(|(_, name)| name).collect()
@@ -180,16 +189,16 @@ mod tests {
             let all = [["bench.sh"].as_slice(), arguments].concat();
             Options::try_parse_from(all).expect("options")
         };
-        let lasting = [Part::History, Part::Removal, Part::Outgoing, Part::Soak];
+        let lasting = [Part::History, Part::Removal, Part::Outgoing, Part::Pages, Part::Soak];
         assert!(!lasting.iter().any(|part| parse(&[]).wants(*part)));
         assert!(parse(&[]).wants(Part::Plots) && !parse(&["--quick"]).wants(Part::Plots));
         let named = parse(&["--parts", "history,soak", "--history", "1000,0,1000"]);
-        assert_eq!(lasting.map(|part| named.wants(part)), [true, false, false, true]);
+        assert_eq!(lasting.map(|part| named.wants(part)), [true, false, false, false, true]);
         assert_eq!(named.lasting(), ["history", "soak"]);
         assert_eq!(named.history(), [0, 1_000]);
         assert!(!parse(&["--smoke"]).wants(Part::Outgoing));
         let smoke = parse(&["--smoke", "--parts", "throughput,outgoing,soak"]);
-        assert_eq!(lasting.map(|part| smoke.wants(part)), [false, false, true, false]);
+        assert_eq!(lasting.map(|part| smoke.wants(part)), [false, false, true, false, false]);
         assert_eq!(parse(&[]).history(), history::SIZES);
     }
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     claims::ClaimCost, fairness::FairnessPair, history::History, isolation::Isolation,
-    latency::Latency, load::Workload, measure::Cpu, outgoing::Outgoing,
+    latency::Latency, load::Workload, measure::Cpu, outgoing::Outgoing, pages::Pages,
     removal::figures::RemovalRound, run::Figures, soak::Soak, statements::Statements, swaps::Gaps,
     sweep::Point, variants::Variant,
 };
@@ -46,6 +46,9 @@ pub struct Report {
     /// Outgoing messages.
     #[serde(default)]
     pub outgoing: Option<Outgoing>,
+    /// Pages of the console beside a history.
+    #[serde(default)]
+    pub pages: Option<Pages>,
     /// A load that lasts.
     #[serde(default)]
     pub soak: Option<Soak>,
@@ -84,7 +87,7 @@ pub struct Cell {
 }
 
 /// Median, least and greatest.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// Median.
     pub median: f64,
@@ -164,6 +167,7 @@ impl Report {
             history: None,
             removal: Vec::new(),
             outgoing: None,
+            pages: None,
             soak: None,
         }
     }
@@ -175,11 +179,12 @@ impl Report {
         })
     }
 
-    /// Returns the cells of the host with full and with light rows, at the load of the latter.
-    pub fn light(&self) -> Option<(&Cell, &Cell)> {
-        let light = self.throughput.iter().find(|c| c.variant == Variant::ComponentLight)?;
-        let full = self.cell(&Variant::Component, light.workload, light.partitions)?;
-        Some((full, light))
+    /// Returns the cells of the host as it is by default and of a variant of it, at the load of the
+    /// latter.
+    pub fn beside(&self, variant: &Variant) -> Option<(&Cell, &Cell)> {
+        let other = self.throughput.iter().find(|cell| cell.variant == *variant)?;
+        let default = self.cell(&Variant::Component, other.workload, other.partitions)?;
+        Some((default, other))
     }
 
     /// Returns the measured loads, sorted.
@@ -218,13 +223,13 @@ mod tests {
             seconds: 1.0,
         };
         let mut json = serde_json::to_value(Report::new(environment)).expect("JSON");
-        for part in ["history", "removal", "outgoing", "soak"] {
+        for part in ["history", "removal", "outgoing", "pages", "soak"] {
             let fields = json.as_object_mut().expect("an object");
             assert!(fields.remove(part).is_some(), "{part}");
         }
         let report: Report = serde_json::from_value(json).expect("a report");
         assert!(report.history.is_none() && report.removal.is_empty() && report.soak.is_none());
-        assert!(report.outgoing.is_none());
+        assert!(report.outgoing.is_none() && report.pages.is_none());
     }
 
     #[test]

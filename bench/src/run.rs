@@ -24,7 +24,8 @@ use crate::{
 const DEADLINE: Duration = Duration::from_secs(90);
 const POLL: Duration = Duration::from_millis(50);
 const TIMEOUT: Duration = Duration::from_secs(10);
-const END: [(i32, Duration); 2] =
+/// Signals that end a process, each with the time that it has.
+pub const END: [(i32, Duration); 2] =
     [(SIGTERM, Duration::from_secs(20)), (SIGKILL, Duration::from_secs(5))];
 /// Begin and end of the measured share of the messages, in the order of their commits. Before it
 /// the process warms up, and after it partitions end one by one.

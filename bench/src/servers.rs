@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use libc::pid_t;
 use oncebox_control::{Control, MasterKey, Tenant, schema};
 use oncebox_devkit::local::postgres::{PostgresOptions, PrivatePostgres};
-use oncebox_tests::{kafka::KafkaServer, postgres::with_database};
+use oncebox_tests::{collector::Collector, kafka::KafkaServer, postgres::with_database};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 
 use crate::load::{ACCOUNTS, Totals};
@@ -44,6 +44,8 @@ pub struct Servers {
     pub master_key: String,
     /// The tenant in every database of a host.
     pub tenant: Tenant,
+    /// A collector of OpenTelemetry, in the process that measures.
+    pub collector: Collector,
     postgres: PrivatePostgres,
     dir: PathBuf,
     databases: u32,
@@ -72,7 +74,8 @@ impl Servers {
             tokio::task::spawn_blocking(move || PrivatePostgres::start(options)).await??;
         let master_key = MasterKey::generate();
         let tenant = make_templates(&postgres.url(), &master_key).await?;
-        Ok(Self { kafka, master_key, tenant, postgres, dir, databases: 0 })
+        let collector = Collector::start().await?;
+        Ok(Self { kafka, master_key, tenant, collector, postgres, dir, databases: 0 })
     }
 
     /// Returns the process ids of the database server and the broker.

@@ -4,6 +4,8 @@
 pub mod lasting;
 // The tables of outgoing messages.
 pub mod outgoing;
+// The table of the console's pages.
+pub mod pages;
 
 use std::fmt::Write as _;
 
@@ -104,6 +106,7 @@ pub fn terminal(report: &Report) -> String {
         lasting::soak(report),
     ]);
     tables.extend(outgoing::tables(report));
+    tables.push(pages::table(report));
     tables.iter().filter(|table| !table.is_empty()).map(Table::text).collect()
 }
 
@@ -347,7 +350,7 @@ pub fn claims(report: &Report) -> Table {
 fn light(report: &Report) -> Table {
     let header = ["rows", "messages/s", "database CPU", "inbox bytes each", "× full"];
     let mut table = Table::new("light rows, spread rows of the effect", &header);
-    let Some((full, light)) = report.light() else { return table };
+    let Some((full, light)) = report.beside(&Variant::ComponentLight) else { return table };
     for (name, cell) in [("full", full), ("light", light)] {
         let bytes =
             cell.spread(INBOX_BYTES).map_or_else(String::new, |b| format!("{:.0}", b.median));
@@ -366,7 +369,7 @@ fn light(report: &Report) -> Table {
 /// Returns the sentence about light rows for the documentation; `None` where they were not
 /// measured.
 pub fn light_sentence(report: &Report) -> Option<String> {
-    let (full, light) = report.light()?;
+    let (full, light) = report.beside(&Variant::ComponentLight)?;
     let ratio = |measure| shown(light.ratio(full, measure));
     Some(format!(
         "With light rows (`inbox = \"light\"`, (c2)) the inbox takes {} of the bytes for each \
@@ -374,6 +377,18 @@ pub fn light_sentence(report: &Report) -> Option<String> {
             of (c).\n",
         ratio(INBOX_BYTES),
         ratio(RATE)
+    ))
+}
+
+/// Returns the sentence about traces for the documentation; `None` where they were not measured.
+pub fn traced_sentence(report: &Report) -> Option<String> {
+    let (without, with) = report.beside(&Variant::ComponentTraced)?;
+    let ratio = |measure| shown(with.ratio(without, measure));
+    Some(format!(
+        "With traces of one message in a hundred ((c3), `telemetry.sample = 0.01`) the host handles \
+            {} of the messages a second of (c), and takes {} of its CPU for each.\n",
+        ratio(RATE),
+        ratio(CONSUMER)
     ))
 }
 

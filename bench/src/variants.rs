@@ -46,6 +46,8 @@ pub enum Variant {
     ComponentAlone,
     /// (c2) As (c), with light rows.
     ComponentLight,
+    /// (c3) As (c), with traces of one message in a hundred.
+    ComponentTraced,
     /// (g) The host with the component as written in a language.
     Language(String),
     /// (c-emit) The host with a component that emits an outgoing message of each message.
@@ -58,10 +60,10 @@ pub enum Variant {
 
 use Variant::{
     BatchComponent, ByHand, ByHandOutbox, Component, ComponentAlone, ComponentEmitting,
-    ComponentLight, ComponentQuiet, Language, Native, NativeAlone, Node, Pgbench,
+    ComponentLight, ComponentQuiet, ComponentTraced, Language, Native, NativeAlone, Node, Pgbench,
 };
 
-const LETTERS: [(&str, Variant); 9] = [
+const LETTERS: [(&str, Variant); 10] = [
     ("a", Pgbench),
     ("b", Native),
     ("c", Component),
@@ -71,10 +73,14 @@ const LETTERS: [(&str, Variant); 9] = [
     ("b1", NativeAlone),
     ("c1", ComponentAlone),
     ("c2", ComponentLight),
+    ("c3", ComponentTraced),
 ];
 /// The variants of the part `outgoing` alone. No option names them.
 const OF_OUTGOING: [(&str, Variant); 3] =
     [("c-emit", ComponentEmitting), ("c-quiet", ComponentQuiet), ("d-outbox", ByHandOutbox)];
+
+/// Share of the messages of (c3) that are traced.
+const TRACED: &str = "0.01";
 
 impl Variant {
     /// Returns all variants with a letter of their own.
@@ -106,6 +112,7 @@ impl Variant {
             NativeAlone => "inbox core, one message per transaction".to_owned(),
             ComponentAlone => "oncebox, component, one message per transaction".to_owned(),
             ComponentLight => "oncebox, component, light rows".to_owned(),
+            ComponentTraced => "oncebox, component, 1 % of the messages traced".to_owned(),
             Language(name) => format!("oncebox, component written in {name}"),
             ComponentEmitting => "oncebox, one emit of each message".to_owned(),
             ComponentQuiet => "oncebox, the same component without the emit".to_owned(),
@@ -126,7 +133,7 @@ impl Variant {
     /// Returns whether one load is enough for the variant: it differs from another one in a single
     /// setting.
     pub fn has_one_load(&self) -> bool {
-        matches!(self, NativeAlone | ComponentAlone | ComponentLight)
+        matches!(self, NativeAlone | ComponentAlone | ComponentLight | ComponentTraced)
     }
 
     /// Returns the messages a second to expect before anything is measured. It sizes the first run.
@@ -134,7 +141,7 @@ impl Variant {
         match self {
             BatchComponent => 15_000.0,
             Native => 6_000.0,
-            Component | ComponentLight | ComponentQuiet => 4_500.0,
+            Component | ComponentLight | ComponentQuiet | ComponentTraced => 4_500.0,
             ComponentEmitting => 3_000.0,
             Pgbench | ByHand | ByHandOutbox => 1_500.0,
             Node | NativeAlone | ComponentAlone | Language(_) => 800.0,
@@ -172,7 +179,7 @@ impl FromStr for Variant {
         found.ok_or_else(|| {
             anyhow!(
                 "there is no variant `{letter}`; there are a, b, b1, c, c1, c2, \
-            d, e, f and g:<language>"
+            c3, d, e, f and g:<language>"
             )
         })
     }
@@ -279,11 +286,19 @@ impl Variant {
             ComponentQuiet => emitting::command(setting, false).await?,
             Node => node::command(setting),
             Native | NativeAlone => native::command(setting, self.batch(setting.batch)).await?,
-            Component | BatchComponent | ComponentAlone | ComponentLight | Language(_) => {
+            Component | BatchComponent | ComponentAlone | ComponentLight | ComponentTraced
+            | Language(_) => {
                 let component = setting.programs.component(self);
                 let bytes = std::fs::read(&component)
                     .with_context(|| format!("failed to read `{}`", component.display()))?;
-                host::command(setting, self.batch(setting.batch), self.rows(), &bytes).await?
+                let mut command =
+                    host::command(setting, self.batch(setting.batch), self.rows(), &bytes).await?;
+                if *self == ComponentTraced {
+                    command
+                        .env("ONCEBOX_TELEMETRY_ENDPOINT", setting.servers.collector.url())
+                        .env("ONCEBOX_TELEMETRY_SAMPLE", TRACED);
+                }
+                command
             }
         };
         spawn(command, setting.log)

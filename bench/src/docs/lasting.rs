@@ -11,7 +11,7 @@ use crate::{
     removal::figures::{RemovalRound, When, ratio},
     report::{Report, Spread},
     soak::{Soak, quantities::Trend},
-    tables::{lasting, outgoing},
+    tables::{lasting, outgoing, pages},
 };
 
 /// Messages of the inbox that the measured line is continued to.
@@ -28,6 +28,15 @@ pub fn blocks(report: &Report) -> Vec<(&'static str, String)> {
     }
     if report.outgoing.is_some() {
         blocks.push(("outgoing", outgoing_block(report)));
+    }
+    if let Some(pages) = &report.pages {
+        let (rows, tenants) = (number(pages.rows as i64), pages.tenants);
+        let table = pages::table(report).markdown();
+        let block = format!(
+            "{table}\n(Many: {rows} messages and {tenants} tenants. {}.)\n",
+            machine(report)
+        );
+        blocks.push(("pages", block));
     }
     if let Some(soak) = &report.soak {
         blocks.push(("soak", soak_block(report, soak)));

@@ -1,4 +1,4 @@
-//! (c), (c1), (c2), (e), (g): the shipped `oncebox` program, configured by its environment.
+//! (c), (c1), (c2), (c3), (e), (g): the shipped `oncebox` program, configured by its environment.
 
 use std::{path::Path, process::Command};
 
