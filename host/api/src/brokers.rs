@@ -5,6 +5,12 @@ use std::{future::Future, pin::Pin};
 use chrono::{DateTime, Utc};
 use oncebox_model::policy::{Policy, Redelivery};
 
+use crate::error::{ApiError, Code};
+
+/// The reason why a process knows nothing of the brokers.
+pub(crate) const NO_BROKERS: &str = "this process knows no brokers; set `kafka.brokers` \
+    (ONCEBOX_KAFKA_BROKERS), or ask a server";
+
 /// The position that a group is to be set to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SeekTo {
@@ -48,6 +54,14 @@ pub struct GroupPosition {
     pub horizon: Option<i64>,
 }
 
+impl GroupPosition {
+    /// Returns the offset at which the group continues. A group without an offset begins at the
+    /// first record.
+    pub(crate) fn next(&self) -> i64 {
+        self.committed.unwrap_or(self.low).clamp(self.low, self.high.max(self.low))
+    }
+}
+
 /// The reason why the brokers gave no positions.
 #[derive(Debug, Clone)]
 pub enum BrokerError {
@@ -55,6 +69,15 @@ pub enum BrokerError {
     Invalid(String),
     /// Brokers that do not answer.
     Unavailable(String),
+}
+
+impl From<BrokerError> for ApiError {
+    fn from(error: BrokerError) -> Self {
+        match error {
+            BrokerError::Invalid(text) => Self::invalid(text),
+            BrokerError::Unavailable(text) => Self::new(Code::Unavailable, text),
+        }
+    }
 }
 
 /// A future of the brokers' answer.

@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 use crate::{
     Api,
     auth::Caller,
+    brokers::NO_BROKERS,
     error::{ApiError, Code},
     extract::Path,
     storage,
@@ -186,11 +187,9 @@ async fn proof(
 
 /// Returns what a process without brokers knows of a policy's topics.
 fn without_brokers(policy: &Policy) -> Redelivery {
-    let reason = "this process knows no brokers; set `kafka.brokers` (ONCEBOX_KAFKA_BROKERS), or \
-        ask a server";
     let topic = |topic: &String| TopicSettings {
         topic: topic.clone(),
-        kept: TopicRetention::Unknown(reason.to_owned()),
+        kept: TopicRetention::Unknown(NO_BROKERS.to_owned()),
     };
     Redelivery { topics: policy.topics.iter().map(topic).collect(), group_ms: 0 }
 }

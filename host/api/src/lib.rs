@@ -24,6 +24,7 @@ mod horizon;
 mod hosts;
 mod inbox;
 mod jobs;
+mod lag;
 pub mod link;
 pub mod listen;
 mod migrations;
@@ -127,6 +128,7 @@ struct Shared {
     retention_runs: retention::RetentionRuns,
     storage_reports: storage::StorageReports,
     inbox_scans: readiness::scans::InboxScans,
+    lag_answers: lag::LagAnswers,
     tasks: TaskTracker,
 }
 
@@ -149,6 +151,7 @@ impl Api {
             retention_runs: retention::RetentionRuns::default(),
             storage_reports: storage::StorageReports::default(),
             inbox_scans: readiness::scans::InboxScans::default(),
+            lag_answers: lag::LagAnswers::default(),
             tasks: TaskTracker::new(),
         }))
     }
@@ -206,6 +209,10 @@ impl Api {
 
     pub(crate) fn inbox_scans(&self) -> &readiness::scans::InboxScans {
         &self.0.inbox_scans
+    }
+
+    pub(crate) fn lag_answers(&self) -> &lag::LagAnswers {
+        &self.0.lag_answers
     }
 
     pub(crate) fn tasks(&self) -> &TaskTracker {

@@ -17,7 +17,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use crate::{
     Api, archive, audit, auth::ROLE_KEY, changes, consumer_changes, consumers, deployments, doctor,
     edit, endpoints, erase, error::ProblemDetails, export, handlers, horizon, hosts, inbox, jobs,
-    migrations, outgoing, readiness, replays, retention, seek, shadows, storage, stores,
+    lag, migrations, outgoing, readiness, replays, retention, seek, shadows, storage, stores,
     tenant_changes, tenants, tokens, verifications, versions, whoami,
 };
 
@@ -47,6 +47,7 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(consumer_changes::drain))
         .routes(routes!(seek::seek, seek::cancel))
         .routes(routes!(horizon::show))
+        .routes(routes!(lag::show))
         .routes(routes!(readiness::show))
         .routes(routes!(handlers::list))
         .routes(routes!(versions::list))

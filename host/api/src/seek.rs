@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use crate::{
     Api,
     auth::Caller,
-    brokers::{BrokerError, GroupPosition, SeekTo, SeekToOffset},
+    brokers::{GroupPosition, NO_BROKERS, SeekTo, SeekToOffset},
     consumers::{ConsumerBody, may_not_read, shown},
     error::{ApiError, Code},
     extract::{Json as Body, Path},
@@ -128,20 +128,8 @@ pub(crate) async fn seek(
     let policy = row.policy()?;
     check_named(&caller, &tenant, &policy, &to).await?;
     let horizon = horizon(&caller.control, &policy).await?;
-    let brokers = api.brokers().ok_or_else(|| {
-        ApiError::new(
-            Code::Unavailable,
-            "this process knows no brokers; set `kafka.brokers` \
-            (ONCEBOX_KAFKA_BROKERS), or ask a server",
-        )
-    })?;
-    let found =
-        brokers.positions(&tenant, &consumer, &policy, to, horizon).await.map_err(|error| {
-            match error {
-                BrokerError::Invalid(text) => ApiError::invalid(text),
-                BrokerError::Unavailable(text) => ApiError::new(Code::Unavailable, text),
-            }
-        })?;
+    let brokers = api.brokers().ok_or_else(|| ApiError::new(Code::Unavailable, NO_BROKERS))?;
+    let found = brokers.positions(&tenant, &consumer, &policy, to, horizon).await?;
     let partitions: Vec<_> =
         found.into_iter().map(|position| partition(position, &policy)).collect();
     let sum = |count: fn(&SeekPartition) -> i64| partitions.iter().map(count).sum::<i64>();
@@ -247,9 +235,8 @@ async fn horizon(control: &Control, policy: &Policy) -> Result<Option<DateTime<U
 }
 
 fn partition(position: GroupPosition, policy: &Policy) -> SeekPartition {
+    let now = position.next();
     let GroupPosition { topic, partition, committed, target, low, high, horizon } = position;
-    // A group without an offset begins at the first record.
-    let now = committed.unwrap_or(low).clamp(low, high.max(low));
     let to = target.unwrap_or(now);
     let read_again = (now - to).max(0);
     let run_again = match policy.dedup {

@@ -34,6 +34,7 @@ pub use crate::{
         MessageHistoryBody,
     },
     jobs::{JobBody, JobEstimateBody, JobFilterBody, NewJobBody},
+    lag::{LagBody, PartitionLagBody},
     migrations::{MigrationBody, NewMigrationBody},
     outgoing::{OutgoingCountBody, OutgoingDetailBody, row::OutgoingRowBody},
     readiness::{

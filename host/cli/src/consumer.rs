@@ -1,6 +1,7 @@
 //! `oncebox consumer …`
 
 mod change;
+mod lag;
 mod readiness;
 mod seek;
 mod show;
@@ -46,6 +47,8 @@ pub(super) enum ConsumerCommand {
     Policy(ConsumerPolicyCommand),
     /// Answer the seven parts of the baseline from facts; fails where one is not met
     Readiness(readiness::ReadinessArgs),
+    /// Show the records that its group has not acked, by partition
+    Lag(Named),
     /// Stop a consumer: hosts finish the batches that they run
     Pause(Waited),
     /// Let a consumer run again
@@ -137,6 +140,7 @@ pub(super) async fn run(api: &Api, command: ConsumerCommand, json: bool) -> Resu
             change::set_policy(api, &args, json).await
         }
         ConsumerCommand::Readiness(args) => readiness::run(api, &args, json).await,
+        ConsumerCommand::Lag(of) => lag::run(api, &of, json).await,
         ConsumerCommand::Pause(of) => change::state(api, &of, "pause", wait::For::Rest, json).await,
         ConsumerCommand::Resume(of) => {
             change::state(api, &of, "resume", wait::For::Work, json).await

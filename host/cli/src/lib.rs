@@ -56,7 +56,10 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use oncebox_devkit::{
     api::{Api, Remote, local_api},
-    dev::{quiet, running::ready},
+    dev::{
+        quiet,
+        running::{filled_in, ready},
+    },
     output,
 };
 use oncebox_server::{Config, config::TelemetrySettings, error_text, logs, serve};
@@ -340,7 +343,8 @@ async fn api(config: &Config, server: &ServerArgs) -> Result<Api> {
         }
         None => {
             server.refuse()?;
-            local_api(config, ready(config).await?)
+            let config = filled_in(config).await?;
+            local_api(&config, ready(&config).await?)
         }
     }
 }

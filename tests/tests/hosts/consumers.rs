@@ -580,6 +580,16 @@ async fn sought() -> Result<()> {
     let skipped = Load::of([Work::Pay; 10]).named("skipped");
     fixture.open_accounts(&skipped).await?;
     fixture.publish(&skipped.deliveries).await?;
+    let lag: Value = serde_json::from_str(&consumer(&fixture, &["lag"], &["--json"]).await?)?;
+    let partitions = lag["partitions"].as_array().context("partitions")?;
+    let behind = |partition: &&Value| {
+        let offset = |name: &str| partition[name].as_i64();
+        let at = offset("committed").or(offset("low"));
+        offset("records") == offset("high").zip(at).map(|(end, at)| end - at)
+    };
+    ensure!(lag["records"] == 10 && partitions.iter().all(|it| behind(&it)), "{lag}");
+    let said = consumer(&fixture, &["lag"], &[]).await?;
+    ensure!(said.contains("\n10 records are not acked, at "), "{said}");
     let said = consumer(&fixture, &["seek"], &["--to", "end", "--yes", "--json"]).await?;
     let plan: Value = serde_json::from_str(&said)?;
     ensure!(

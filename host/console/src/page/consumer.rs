@@ -34,7 +34,8 @@ pub(crate) async fn show(visit: Visit) -> Result<Page, Refusal> {
         (figures(&consumer, stats))
         p {
             a href=(of_consumer(tenant, name, &["messages"])) { "All messages" } " · "
-            a href=(of_consumer(tenant, name, &["failures"])) { "Failures by their cause" }
+            a href=(of_consumer(tenant, name, &["failures"])) { "Failures by their cause" } " · "
+            a href=(of_consumer(tenant, name, &["lag"])) { "Lag by partition" }
         }
         h2 { "Open messages" }
         @match stats {

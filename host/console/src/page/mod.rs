@@ -7,6 +7,7 @@ mod failures;
 mod handlers;
 mod hosts;
 mod jobs;
+mod lag;
 mod message;
 mod messages;
 mod outgoing;
@@ -64,6 +65,7 @@ fn pages() -> Vec<(String, MethodRouter<Console>)> {
         (consumer(""), page(consumer::show)),
         (consumer("/deployments/{deployment_id}"), page(deployments::show)),
         (consumer("/failures"), page(failures::show)),
+        (consumer("/lag"), page(lag::show)),
         (consumer("/messages"), page(messages::list)),
         (consumer("/messages/{id}"), page(message::show)),
         (consumer("/messages/{id}/edit"), edit),

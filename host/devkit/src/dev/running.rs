@@ -221,14 +221,16 @@ impl RunningDev {
     }
 }
 
-/// Fills in the configuration from the `oncebox dev` of the current folder, for a user who
-/// configured nothing. A database or a key that is configured is never mixed with it.
-async fn fill_in(config: &mut Config) -> Result<()> {
+/// Returns the configuration of operators' commands: database, key and brokers are those of the
+/// `oncebox dev` of the current folder for a user who configured no database. A database or a key
+/// that is configured is never mixed with it.
+pub async fn filled_in(config: &Config) -> Result<Config> {
+    let mut config = config.clone();
     let is_configured = !config.database.url.is_empty()
         || config.keys.master_key.is_some()
         || config.keys.master_key_file.is_some();
     if is_configured {
-        return Ok(());
+        return Ok(config);
     }
     if let Some(RunningDev { database_url: Some(url), master_key_file, brokers, .. }) =
         RunningDev::wait(Path::new(DIR)).await?
@@ -239,15 +241,13 @@ async fn fill_in(config: &mut Config) -> Result<()> {
             config.kafka.brokers = brokers;
         }
     }
-    Ok(())
+    Ok(config)
 }
 
 /// Returns the functions of operators' commands, on a database that holds an inbox. This is the
 /// configured database, else that of the `oncebox dev` that runs in this folder.
 pub async fn ready(config: &Config) -> Result<Control> {
-    let mut config = config.clone();
-    fill_in(&mut config).await?;
-    let control = config.control()?;
+    let control = filled_in(config).await?.control()?;
     control.check().await?;
     Ok(control)
 }

@@ -251,6 +251,7 @@ pub fn steps(fixture: &ApiFixture) -> Vec<Step> {
         ),
         delete("/v1/tenants/{tenant}/consumers/{consumer}/seek"),
         get("/v1/tenants/{tenant}/consumers/{consumer}/horizon"),
+        get("/v1/tenants/{tenant}/consumers/{consumer}/lag"),
         get("/v1/tenants/{tenant}/consumers/{consumer}/readiness"),
         Step {
             method: "PUT",
