@@ -19,18 +19,23 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Processes at a time, and tests at a time in each.
-PLACES = int(os.environ.get("ONCEBOX_TEST_PLACES", "3"))
+# Processes at a time, and tests at a time in each. Most wait most of the time: with three, two processors rested for a
+# third of it.
+PLACES = int(os.environ.get("ONCEBOX_TEST_PLACES", "4"))
 THREADS = 2
 # A process that takes longer hangs, and is killed.
 MINUTES_MAX = 45
 # They compare shares, latencies, pauses or memory, or what a page shows of a machine that does nothing else; they rest
-# on how long a look or a loss takes, or load the machine.
-ALONE = ["docs", "fairness", "many_tenants", "at_rest", "hot_swap", "hostile", "tenant_locks", "counted", "shadow", "leases"]
+# on how long a look or a loss takes, or load the machine, as a browser does.
+ALONE = [
+    "docs", "browser", "fairness", "many_tenants", "at_rest", "hot_swap", "hostile", "tenant_locks", "counted", "shadow",
+    "leases",
+]
 # The longest first, so that none of them is left over at the end.
 LONGEST = [
-    "sabotage", "first_hour", "browser", "crash_recovery", "outages", "lifecycle", "brokers", "redrive", "cli",
-    "guest_sdk", "verify", "outgoing", "oncebox_kafka", "own_database", "guest_languages", "guest_examples", "rebalance",
+    "sabotage", "first_hour", "crash_recovery", "verify", "guest_sdk", "outages", "outgoing", "redrive",
+    "brokers", "tenants", "guest_languages", "own_database", "consumers", "oncebox_kafka", "lifecycle", "benchmark",
+    "endpoints", "cli", "guest_examples", "rebalance",
 ]
 SHOWN = 20
 

@@ -1,13 +1,27 @@
 // Incidents, each from the first page to its cure. An incident breaks something by the command line or by what
 // it sends, and cures it in the console.
 
-const RESERVE = "stock.reserve";
+export const RESERVE = "stock.reserve";
 
 /** A message that reserves stock for an order. */
-const reservation = (id, order, { type = RESERVE, version = 1 } = {}) => ({
+export const reservation = (id, order, { type = RESERVE, version = 1 } = {}) => ({
   id, event_type: type, key: order, headers: { version: String(version) },
   payload: { reservation_id: id, order_id: order, sku: "apple", quantity: 1 },
 });
+
+/** One key sends more than a limit lets through: the messages, and the partition that is behind. */
+export async function hotKey(world) {
+  const messages = 60;
+  await world.limit("1");
+  await world.send(...Array.from({ length: messages }, (_, n) => reservation(`h-${n + 1}`, "o-777", { version: n + 1 })));
+  // The offsets of what came before are committed within seconds.
+  let behind = [];
+  await world.until(async () => {
+    behind = (await world.lag()).partitions.filter((it) => it.records > 0);
+    return behind.length === 1;
+  });
+  return { partition: behind[0].partition, messages };
+}
 
 /** From the first page to that of the consumer. */
 async function toConsumer(visitor, world) {
@@ -47,7 +61,7 @@ async function redriveAll(visitor, world, reason, count) {
 
 export const incidents = {
   async "a poison message: the live version traps"(visitor, world) {
-    await world.oncebox("deploy", "broken.wasm", "--tenant", world.tenant, "--consumer", "stock", "--event-type", RESERVE, "--wait");
+    await world.breaks(RESERVE);
     await world.send(reservation("r-1", "o-1"));
     await world.until(async () => (await world.status("r-1")) === "failed_terminal");
     await toConsumer(visitor, world);
@@ -77,7 +91,7 @@ export const incidents = {
   },
 
   async "a bad version is live: back to the one before"(visitor, world) {
-    await world.oncebox("deploy", "broken.wasm", "--tenant", world.tenant, "--consumer", "stock", "--event-type", RESERVE, "--wait");
+    await world.breaks(RESERVE);
     await world.send(reservation("r-3", "o-3"));
     await world.until(async () => (await world.status("r-3")) === "failed_terminal");
     await toConsumer(visitor, world);
@@ -154,7 +168,7 @@ export const incidents = {
   },
 
   async "a limit that is too low"(visitor, world) {
-    await world.oncebox("tenant", "limits", world.tenant, "--messages-per-second", "1");
+    await world.limit("1");
     await visitor.open("/console");
     await visitor.see("at most 1");
     await visitor.follow(world.tenant);
@@ -163,6 +177,22 @@ export const incidents = {
     await visitor.follow(world.tenant);
     const { limits } = await world.json("tenant", "show", world.tenant);
     if (limits.messages_per_second !== null) throw new Error(JSON.stringify(limits));
+  },
+
+  async "the lag of one hot partition"(visitor, world) {
+    const hot = await hotKey(world);
+    await toConsumer(visitor, world);
+    await visitor.follow("Lag by partition");
+    await visitor.see("Not acked, on the brokers", `${world.tenant} ${hot.partition}`);
+    await visitor.follow(world.tenant);
+    await visitor.follow("Limits");
+    await visitor.submit("Set the limits", { "messages per second": "" });
+    await toConsumer(visitor, world);
+    await visitor.follow("Lag by partition");
+    await visitor.see("Not acked, on the brokers 0");
+    const shown = await world.oncebox("consumer", "lag", "stock", "--tenant", world.tenant);
+    if (!shown.includes("0 records are not acked, at ")) throw new Error(shown);
+    await world.until(async () => (await world.statuses("h-")).filter((it) => it === "completed").length === hot.messages);
   },
 
   async "a canary that fails"(visitor, world) {
@@ -195,7 +225,7 @@ export const incidents = {
 
   async "a version fails on everything, and its breaker is open"(visitor, world) {
     const count = 40;
-    await world.oncebox("deploy", "broken.wasm", "--tenant", world.tenant, "--consumer", "stock", "--event-type", "stock.swap", "--wait");
+    await world.breaks("stock.swap");
     await world.send(...Array.from({ length: count }, (_, n) => reservation(`b-${n}`, `o-2${n}`, { type: "stock.swap" })));
     await toConsumer(visitor, world);
     await visitor.see("breaker open", "wait: it fails on most of them");
@@ -229,10 +259,7 @@ export const incidents = {
   },
 
   async "a reminder that is overdue"(visitor, world) {
-    await world.order("late-1");
-    await world.until(async () => (await world.sold("late-1")) === "completed");
-    await world.oncebox("tenant", "suspend", world.tenant);
-    await world.until(async () => (await world.outgoing("inbox:sales")).some((it) => it.due_at < new Date().toISOString()));
+    await world.overdue("late-1");
     await visitor.open("/console");
     await visitor.see("suspended");
     await visitor.follow(world.tenant);

@@ -1,5 +1,5 @@
-// The console in Debian's Chromium over a running host: every incident by mouse, by keyboard alone, and without
-// JavaScript; every page that was seen on the way looked at by axe, in both themes, on a small screen and enlarged.
+// The console in Debian's Chromium over a running host: every incident by mouse, by keyboard alone, without
+// JavaScript, and by commands; every page that was seen on the way looked at by axe, in both themes, on a small screen and enlarged.
 //
 //   node run.mjs <oncebox> <folder of the sample> <folder for screenshots>
 
@@ -9,6 +9,7 @@ import { createRequire } from "node:module";
 import { join } from "node:path";
 import { incidents } from "./incidents.mjs";
 import { signIn } from "./sessions.mjs";
+import { typed } from "./typed.mjs";
 import { Visitor } from "./visitor.mjs";
 import { World, provide } from "./world.mjs";
 
@@ -33,20 +34,26 @@ const VIEWS = [
 async function cure(browser, base, tenant, options, around) {
   const context = await browser.newContext({ baseURL: base, javaScriptEnabled: options.hasScripts ?? true });
   const visitor = new Visitor(watched(await context.newPage()), options);
-  const world = new World(tenant, around);
-  await world.begin();
-  for (const [name, incident] of Object.entries(incidents)) {
-    const began = Date.now();
-    try {
-      await incident(visitor, world);
-    } catch (error) {
-      await visitor.page.screenshot({ path: join(shots, `failed-${tenant}.png`), fullPage: true });
-      throw new Error(`${tenant}: ${name}: ${error.stack}`);
-    }
-    console.log(`${tenant}: cured ${name} (${Date.now() - began} ms)`);
-  }
+  const cured = each(tenant, around, (name, world) => incidents[name](visitor, world));
+  await cured.catch(async (error) => {
+    await visitor.page.screenshot({ path: join(shots, `failed-${tenant}.png`), fullPage: true });
+    throw error;
+  });
   await context.close();
   return visitor.visited;
+}
+
+/** Every incident in turn, in the world of a tenant. */
+async function each(tenant, around, meet) {
+  const world = new World(tenant, around);
+  await world.begin();
+  for (const name of Object.keys(incidents)) {
+    const began = Date.now();
+    await meet(name, world).catch((error) => {
+      throw new Error(`${tenant}: ${name}: ${error.stack}`);
+    });
+    console.log(`${tenant}: cured ${name} (${Date.now() - began} ms)`);
+  }
 }
 
 /** A page whose errors end the run: a script that fails, or something that the policy of the pages refused. */
@@ -154,6 +161,7 @@ try {
     cure(browser, base, "mouse", {}, around),
     cure(browser, base, "keys", { byKeys: true }, around),
     cure(browser, base, "plain", { hasScripts: false }, around),
+    each("typed", around, (name, world) => typed[name](world)),
   ]);
   const more = ["/console/hosts", "/console/doctor", "/console/retention", "/console/audit", "/console/tenants/mouse/outgoing",
     "/console/tenants/mouse/jobs", "/console/nowhere"];

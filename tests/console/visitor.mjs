@@ -5,7 +5,7 @@ const PATIENCE_MS = 120_000;
 /** Most presses of Tab until something has the focus. */
 const TABS_MAX = 300;
 /** How long a visitor waits until they look again, and one without scripts until they load the page again. */
-const [LOOK_MS, RELOAD_MS] = [200, 1_000];
+const [LOOK_MS, RELOAD_MS] = [250, 2_000];
 
 export class Visitor {
   constructor(page, { byKeys = false, hasScripts = true } = {}) {

@@ -27,6 +27,23 @@ export class World {
     return join(this.folder, name);
   }
 
+  /** Writes a file of this tenant, and returns its path. */
+  write(name, text) {
+    const path = this.file(`${this.tenant}-${name}`);
+    writeFileSync(path, text);
+    return path;
+  }
+
+  /** Makes a version live that fails on everything. */
+  breaks(type) {
+    return this.oncebox("deploy", "broken.wasm", "--tenant", this.tenant, "--consumer", "stock", "--event-type", type, "--wait");
+  }
+
+  /** Limits how many messages a second a host runs. */
+  limit(perSecond) {
+    return this.oncebox("tenant", "limits", this.tenant, "--messages-per-second", perSecond);
+  }
+
   async oncebox(...words) {
     return (await promisify(execFile)(this.program, words, { cwd: this.folder, env: this.env, maxBuffer: 64 << 20 })).stdout;
   }
@@ -76,6 +93,11 @@ export class World {
     return live.find((it) => it.event_type === type && it.role === "stable")?.handler;
   }
 
+  /** What the group of the consumer has not acked. */
+  lag() {
+    return this.#read(this.tenant, "consumers", "stock", "lag");
+  }
+
   async canaries() {
     const live = await this.#read(this.tenant, "consumers", "stock", "deployments");
     return live.filter((it) => it.role === "canary");
@@ -114,6 +136,14 @@ identity = { id = [{ header = "message-id" }, { header = "ce_id" }], event_type 
   /** The status of an order. */
   async sold(order) {
     return (await this.#list(this.tenant, "sales")).find((it) => it.message_id === order)?.status;
+  }
+
+  /** An order whose reminder is due while the tenant is suspended. */
+  async overdue(order) {
+    await this.order(order);
+    await this.until(async () => (await this.sold(order)) === "completed");
+    await this.oncebox("tenant", "suspend", this.tenant);
+    await this.until(async () => (await this.outgoing("inbox:sales")).some((it) => it.due_at < new Date().toISOString()));
   }
 
   /** What is still to be sent to a destination. */

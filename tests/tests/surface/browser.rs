@@ -70,6 +70,10 @@ async fn every_incident_is_cured_by_mouse_by_keys_and_without_javascript() {
     let said = String::from_utf8_lossy(&run.stdout);
     println!("{said}");
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    for visitor in ["mouse", "keys", "plain", "typed"] {
+        let cured = said.matches(&format!("{visitor}: cured ")).count();
+        assert_eq!(cured, 20, "{visitor}: {said}");
+    }
     // S0-024: its page shows what the handler answered.
     assert!(said.contains("mouse: cured a poison message"), "{said}");
     for last in ["every key leads where it says", "a session begins and ends"] {
