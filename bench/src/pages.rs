@@ -30,8 +30,8 @@ const VISITS: usize = 20;
 const WARM_UP: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(100);
-/// Pages, below the address of the console. `{t}` is the tenant, `{c}` its consumer, `{m}` a parked
-/// message of it.
+/// Pages, below the address of the console. `{t}` is the tenant, `{c}` its consumer, `{m}` a message
+/// of it.
 const PAGES: [&str; 22] = [
     "",
     "/hosts",
@@ -116,11 +116,11 @@ async fn visit(bench: &Bench, aged: &Aged, address: &str, child: &Child) -> Resu
     let new = NewToken { name: "bench", role: TokenRole::Admin, tenant: None, expires_at: None };
     let (_, secret) = control.tokens().create(&new).await?;
     let mut connection = aged.database.connect().await?;
-    let parked: String =
-        sqlx::query_scalar("SELECT message_id FROM oncebox.inbox WHERE status = 'parked' LIMIT 1")
-            .fetch_one(&mut connection)
-            .await
-            .context("the history has no parked message")?;
+    const MESSAGE: &str = "SELECT message_id FROM oncebox.inbox JOIN oncebox.consumer c \
+        USING (consumer_id) WHERE c.name = $1 LIMIT 1";
+    let query = sqlx::query_scalar(MESSAGE).bind(host::CONSUMER);
+    let message: String =
+        query.fetch_one(&mut connection).await.context("the history has no message")?;
     let cookie = sign_in(address, secret.reveal(), child).await?;
     let mut times = Vec::new();
     for page in PAGES {
@@ -128,7 +128,7 @@ async fn visit(bench: &Bench, aged: &Aged, address: &str, child: &Child) -> Resu
         let path = page
             .replace("{t}", &format!("/tenants/{tenant}"))
             .replace("{c}", &consumer)
-            .replace("{m}", &parked);
+            .replace("{m}", &message);
         let request = format!(
             "GET /console{path} HTTP/1.1\r\nHost: {address}\r\nCookie: {cookie}\r\n\
              Connection: close\r\n\r\n"
