@@ -8,6 +8,8 @@ import { promisify } from "node:util";
 import { setTimeout as sleep } from "node:timers/promises";
 
 const PATIENCE_MS = 120_000;
+/** Messages of a page of the API, at most. */
+const PAGE = 1_000;
 
 /** A tenant of its own for one visitor, and what breaks and sees it by the command line. */
 export class World {
@@ -71,7 +73,7 @@ export class World {
   }
 
   #list(tenant = this.tenant, consumer = "stock", filter = {}) {
-    return this.#read(tenant, "consumers", consumer, "inbox", { limit: 1000, ...filter });
+    return this.#read(tenant, "consumers", consumer, "inbox", { limit: PAGE, ...filter });
   }
 
   async status(id) {
@@ -83,8 +85,16 @@ export class World {
     return (await this.#list()).filter((it) => it.message_id.startsWith(start)).map((it) => it.status);
   }
 
+  /** How many messages are in a state. */
   async count(status) {
-    return (await this.#list(this.tenant, "stock", { status })).length;
+    let [count, after] = [0, {}];
+    for (;;) {
+      const page = await this.#list(this.tenant, "stock", { status, ...after });
+      count += page.length;
+      const last = page.at(-1);
+      if (page.length < PAGE) return count;
+      after = { after: `${last.received_at},${last.message_id}` };
+    }
   }
 
   /** The handler that takes an event type. */
