@@ -7,6 +7,7 @@ import { createServer } from "node:net";
 import { join } from "node:path";
 import { promisify } from "node:util";
 import { setTimeout as sleep } from "node:timers/promises";
+import { provideIdentities, signInElsewhere } from "./provider.mjs";
 import { Visitor } from "./visitor.mjs";
 
 const PATIENCE_MS = 120_000;
@@ -39,9 +40,19 @@ export async function signIn(browser, { program, folder, database, brokers, watc
   const key = join(elsewhere, "master.key");
   writeFileSync(key, randomBytes(32).toString("hex"), { mode: 0o600 });
   const [listen, health] = [port, port + 1].map((it) => `127.0.0.1:${it}`);
+  const redirect = `http://${listen}/console/login/return`;
+  const identities = await provideIdentities(redirect);
+  const settings = join(elsewhere, "oncebox.toml");
+  writeFileSync(settings, `[oidc]
+issuer = "${identities.issuer}"
+client_id = "oncebox"
+redirect_url = "${redirect}"
+grants = ["platform=admin", "acme-on-call=operator@acme", "acme=admin"]
+`);
   const env = {
     ...process.env, ONCEBOX_DATABASE_URL: database.replace("/postgres?", "/tokens?"), ONCEBOX_KAFKA_BROKERS: brokers,
     ONCEBOX_KEYS_MASTER_KEY_FILE: key, ONCEBOX_API_LISTEN: listen, ONCEBOX_HTTP_LISTEN: health,
+    ONCEBOX_CONFIG: settings, ONCEBOX_OIDC_CLIENT_SECRET: identities.secret,
   };
   const oncebox = async (...words) => (await promisify(execFile)(program, words, { cwd: elsewhere, env })).stdout;
   await oncebox("migrate");
@@ -83,7 +94,9 @@ export async function signIn(browser, { program, folder, database, brokers, watc
     await other.waitForURL("**/console/login");
     await visitor.see("The session is over");
     console.log("a session begins and ends");
+    await signInElsewhere(browser, { base: `http://${listen}`, oncebox, watched, fail });
   } finally {
+    identities.end();
     await context.close();
     host.kill();
   }

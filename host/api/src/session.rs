@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use axum::http::request::Parts;
+use chrono::{TimeDelta, Utc};
+use oncebox_control::NewToken;
 use oncebox_model::InboxError;
 
 use crate::{
@@ -12,7 +14,20 @@ use crate::{
     origin,
 };
 
-pub use oncebox_control::SESSION_HOURS;
+pub use oncebox_control::{SESSION_HOURS, TokenRole};
+
+/// A person whom an identity provider named, and the rights that the configuration grants.
+#[derive(Debug, Clone)]
+pub struct Person<'a> {
+    /// Name of the person; the audit log keeps it as the actor.
+    pub name: &'a str,
+    /// Name of the provider; the audit log keeps it as the maker of the person's token.
+    pub provider: &'a str,
+    /// Rights of the person.
+    pub role: TokenRole,
+    /// The only tenant that the person reaches; all without one.
+    pub tenant: Option<&'a str>,
+}
 
 impl Api {
     /// Starts a session of a token, and returns the only copy of its secret.
@@ -22,6 +37,23 @@ impl Api {
     pub async fn start_session(&self, token: &str) -> Result<String, ApiError> {
         let token = self.check_token(token.trim()).await?;
         Ok(self.control().tokens().start_session(&token).await.map_err(logged)?)
+    }
+
+    /// Starts a session of a person, and returns the only copy of its secret. The session has a
+    /// token of its own, which expires with it.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that no token can have, `NotFound` for an unknown tenant.
+    pub async fn start_session_of(&self, person: &Person<'_>) -> Result<String, ApiError> {
+        let control = self.control().acting_as(person.provider);
+        let new = NewToken {
+            name: person.name,
+            role: person.role,
+            tenant: person.tenant,
+            expires_at: Some(Utc::now() + TimeDelta::hours(SESSION_HOURS.into())),
+        };
+        let token = control.tokens().create_for_sessions(&new).await.map_err(logged)?;
+        Ok(control.tokens().start_session(&token).await.map_err(logged)?)
     }
 
     /// Ends a session.

@@ -26,7 +26,7 @@ impl FromRequestParts<Console> for Visit {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, console: &Console) -> Result<Self, Response> {
-        let session = cookie(parts);
+        let session = cookie(parts, COOKIE);
         let found = console.0.api.of_session(parts, session.as_deref()).await;
         let principal = found.map_err(|error| refused(None, &error.into()))?;
         let target = parts.uri.path_and_query().map_or("/console", |target| target.as_str());
@@ -54,13 +54,13 @@ impl FromRequestParts<Console> for Visit {
     }
 }
 
-/// Returns the secret of the session in the cookies of a request.
-fn cookie(parts: &Parts) -> Option<String> {
+/// Returns the value of a cookie of a request.
+pub(crate) fn cookie(parts: &Parts, wanted: &str) -> Option<String> {
     let cookies = parts.headers.get_all(header::COOKIE).iter();
     let mut pairs = cookies.filter_map(|value| value.to_str().ok()).flat_map(|v| v.split(';'));
     pairs.find_map(|pair| {
         let (name, value) = pair.trim().split_once('=')?;
-        (name == COOKIE).then(|| value.to_owned())
+        (name == wanted).then(|| value.to_owned())
     })
 }
 
@@ -79,19 +79,24 @@ fn unknown(parts: &Parts, target: &str, had_session: bool) -> Response {
     // A browser that follows a link of another site leaves the cookie out. The next request, from
     // this page, has it: it reads a page, as a visitor does who follows a link.
     if is("cross-site") && !had_session {
-        let page = html! {
-            (DOCTYPE)
-            html lang="en" {
-                head {
-                    meta charset="utf-8";
-                    meta http-equiv="refresh" content=(format!("0; url={target}"));
-                    title { "Oncebox" }
-                }
-                body { p { a href=(target) { "Go on to the console" } } }
-            }
-        };
-        return Html(page.into_string()).into_response();
+        return onward(target).into_response();
     }
     let next = (target != "/console").then(|| target.to_owned());
     Redirect::to(&with_query("/console/login", &[("next", next)])).into_response()
+}
+
+/// Returns a page that leads on to another, by a request that has the session's cookie.
+pub(crate) fn onward(target: &str) -> Html<String> {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta http-equiv="refresh" content=(format!("0; url={target}"));
+                title { "Oncebox" }
+            }
+            body { p { a href=(target) { "Go on to the console" } } }
+        }
+    };
+    Html(page.into_string())
 }

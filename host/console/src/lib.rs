@@ -21,6 +21,7 @@ mod layout;
 // Sessions.
 mod admit;
 mod login;
+mod oidc;
 // The pages, and how they follow what changes.
 mod live;
 mod page;
@@ -30,6 +31,7 @@ mod submit;
 mod upload;
 
 pub use actions::{ACTIONS, ActionInfo};
+pub use oidc::{Grant, OidcOptions};
 pub use page::templates;
 
 use std::{sync::Arc, time::Duration};
@@ -68,20 +70,31 @@ const UPLOAD: &str = "/console/upload";
 
 /// Returns the pages of the console, for the address of the API. Pages that follow changes end when
 /// `stop` is cancelled.
-pub fn router(api: Api, is_encrypted: bool, stop: CancellationToken) -> Router {
+///
+/// # Errors
+/// An option of the identity provider cannot work.
+pub fn router(
+    api: Api,
+    is_encrypted: bool,
+    oidc: Option<OidcOptions>,
+    stop: CancellationToken,
+) -> anyhow::Result<Router> {
     let console = Console(Arc::new(Shared {
         routes: oncebox_api::router(api.clone()),
         api,
         is_encrypted,
+        provider: oidc.map(oidc::Provider::new).transpose()?,
         form_key: hex::encode(rand::random::<[u8; 32]>()),
         streams: Arc::default(),
         refreshes: Semaphore::new(REFRESHES_MAX),
         uploads: Semaphore::new(UPLOADS_MAX),
         stop,
     }));
-    Router::new()
+    Ok(Router::new()
         .route("/", get(async || Redirect::to("/console")))
         .route("/console/login", get(login::show).post(login::sign_in))
+        .route("/console/login/provider", get(oidc::begin))
+        .route("/console/login/return", get(oidc::finish))
         .route("/console/logout", post(login::sign_out))
         .route("/console/assets/{file}", get(assets::serve))
         .route("/console/actions/{action}", post(submit::carry_out))
@@ -89,7 +102,7 @@ pub fn router(api: Api, is_encrypted: bool, stop: CancellationToken) -> Router {
         .merge(page::routes())
         .route("/console/{*rest}", any(page::not_found))
         .layer(middleware::from_fn(around))
-        .with_state(console)
+        .with_state(console))
 }
 
 /// What a page may load and where it may send forms: files of this host, and this host.

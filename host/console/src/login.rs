@@ -7,13 +7,14 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use maud::html;
-use oncebox_api::{Mode, session::SESSION_HOURS, session::check_site};
+use oncebox_api::{Mode, link::with_query, session::SESSION_HOURS, session::check_site};
 
 use crate::{
     admit::COOKIE,
     fields::Fields,
     form::check,
     layout::{document, refused},
+    oidc::Provider,
     state::Console,
     visit::{Visit, local_target},
 };
@@ -28,13 +29,24 @@ pub(crate) async fn show(State(console): State<Console>, parts: Parts) -> Respon
     if console.0.api.mode() == Mode::Open {
         return Redirect::to(next).into_response();
     }
-    form(StatusCode::OK, next, None)
+    form(&console, StatusCode::OK, next, None)
 }
 
-fn form(status: StatusCode, next: &str, error: Option<&str>) -> Response {
+/// Returns the page to sign in, with the reason for which the visitor is there again.
+pub(crate) fn form(
+    console: &Console,
+    status: StatusCode,
+    next: &str,
+    error: Option<&str>,
+) -> Response {
+    let provider = console.0.provider.as_ref().map(Provider::name);
+    let elsewhere = with_query("/console/login/provider", &[("next", Some(next.to_owned()))]);
     let body = html! {
         form.sign-in method="post" action="/console/login" {
             @if let Some(error) = error { p.refusal role="alert" { (error) } }
+            @if let Some(provider) = provider {
+                p { a.button href=(elsewhere) { "Sign in with " (provider) } }
+            }
             input type="hidden" name="next" value=(next);
             label for="token" { "Token" }
             input id="token" name="token" type="password" required autocomplete="current-password"
@@ -59,18 +71,23 @@ pub(crate) async fn sign_in(State(console): State<Console>, request: Request) ->
     let is_encrypted = console.0.is_encrypted
         || parts.headers.get(header::ORIGIN).is_some_and(|it| it.as_bytes().starts_with(b"https:"));
     let Ok(body) = axum::body::to_bytes(body, FORM_BYTES_MAX).await else {
-        return form(StatusCode::PAYLOAD_TOO_LARGE, "/console", Some("the form is too large"));
+        return form(
+            &console,
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "/console",
+            Some("the form is too large"),
+        );
     };
     let fields = Fields::parse(&body);
     let next = local_target(fields.get("next"));
     match console.0.api.start_session(fields.get("token").unwrap_or_default()).await {
         Ok(secret) => {
-            let age = i64::from(SESSION_HOURS) * 3_600;
-            with_cookie(is_encrypted, &secret, age, Redirect::to(next))
+            let cookie = session_cookie(is_encrypted, &secret);
+            ([(header::SET_COOKIE, cookie)], Redirect::to(next)).into_response()
         }
         Err(error) => {
             tracing::info!(code = error.code().name(), "console sign-in refused");
-            form(error.status(), next, Some(error.detail()))
+            form(&console, error.status(), next, Some(error.detail()))
         }
     }
 }
@@ -91,19 +108,21 @@ pub(crate) async fn sign_out(State(console): State<Console>, request: Request) -
     {
         return refused(Some(&visit), &error.into());
     }
-    with_cookie(console.0.is_encrypted, "", 0, Redirect::to("/console/login"))
+    let cookie = cookie(console.0.is_encrypted, "", 0);
+    ([(header::SET_COOKIE, cookie)], Redirect::to("/console/login")).into_response()
 }
 
-/// Adds the cookie of a session. No script reads it, and a browser sends it with no request that a
-/// page of another site makes.
-fn with_cookie(is_encrypted: bool, secret: &str, age_s: i64, answer: Redirect) -> Response {
+/// Returns the cookie of a session that begins.
+pub(crate) fn session_cookie(is_encrypted: bool, secret: &str) -> HeaderValue {
+    cookie(is_encrypted, secret, i64::from(SESSION_HOURS) * 3_600)
+}
+
+/// Returns the cookie of a session. No script reads it, and a browser sends it with no request that
+/// a page of another site makes.
+fn cookie(is_encrypted: bool, secret: &str, age_s: i64) -> HeaderValue {
     let secure = if is_encrypted { "; Secure" } else { "" };
     let cookie = format!(
         "{COOKIE}={secret}; Path=/console; Max-Age={age_s}; HttpOnly; SameSite=Strict{secure}"
     );
-    let mut response = answer.into_response();
-    if let Ok(cookie) = HeaderValue::from_str(&cookie) {
-        response.headers_mut().insert(header::SET_COOKIE, cookie);
-    }
-    response
+    HeaderValue::from_str(&cookie).unwrap_or_else(|_| HeaderValue::from_static(""))
 }

@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use crate::oidc::Provider;
 use axum::Router;
 use oncebox_api::Api;
 use tokio::sync::Semaphore;
@@ -22,6 +23,8 @@ pub(crate) struct Shared {
     pub(crate) routes: Router,
     /// Whether browsers may send the cookie over encrypted connections only.
     pub(crate) is_encrypted: bool,
+    /// The identity provider, where there is one.
+    pub(crate) provider: Option<Provider>,
     /// Key of the forms' tokens, where there are no sessions.
     pub(crate) form_key: String,
     /// Pages that follow changes.

@@ -150,6 +150,19 @@ impl Tokens<'_> {
         Ok((token, secret))
     }
 
+    /// Makes a token that nobody holds, for the sessions of a person whom an identity provider
+    /// named. The actor is the provider; its tokens that have expired are deleted.
+    ///
+    /// # Errors
+    /// As those of [`Self::create`].
+    pub async fn create_for_sessions(&self, new: &NewToken<'_>) -> Result<Token, InboxError> {
+        const EXPIRED: &str = "DELETE FROM oncebox.token \
+            WHERE created_by = $1 AND expires_at <= now()";
+        sqlx::query(EXPIRED).bind(&self.0.actor).execute(&self.0.pool).await?;
+        let (token, _) = self.create(new).await?;
+        Ok(token)
+    }
+
     /// Returns the tokens that reach one tenant only, or all tokens, including expired and revoked
     /// ones.
     ///

@@ -57,7 +57,7 @@ pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()>
     .await?;
     let api_url = api_listener.url();
     let runtime = runtime(config)?;
-    let decoder = config.schema_registry.decoder()?;
+    let (decoder, oidc) = (config.schema_registry.decoder()?, config.oidc.options()?);
     let (readiness, ready) = watch::channel(Err("starting".to_owned()));
     let (http_stop, scrapes) = (CancellationToken::new(), Arc::<http::Scrapes>::default());
     let http =
@@ -88,7 +88,7 @@ pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()>
     });
     let api = api(config, &control, components.clone(), kafka.clone());
     let pages = if config.api.console {
-        oncebox_console::router(api.clone(), api_listener.is_encrypted(), http_stop.clone())
+        oncebox_console::router(api.clone(), api_listener.is_encrypted(), oidc, http_stop.clone())?
     } else {
         axum::Router::new()
     };

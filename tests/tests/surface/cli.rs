@@ -315,8 +315,8 @@ async fn a_configuration_that_cannot_work_is_named() {
             "section.toml",
             "[databas]\n",
             "line 1: unknown field `databas`, expected one of `database`, `kafka`, \
-                `schema_registry`, `keys`, `runtime`, `http`, `api`, `log`, `telemetry`, \
-                `retention`, `archive`, `references`, `http_destinations`, `storage`, `shutdown`",
+                `schema_registry`, `keys`, `runtime`, `http`, `api`, `oidc`, `log`, \
+                `telemetry`, `retention`, `archive`, `references`, `http_destinations`, `storage`, `shutdown`",
         ),
         (
             "open.toml",

@@ -624,7 +624,9 @@ async fn beside_the_console_the_api_is_as_ever() {
     for is_served in [false, true] {
         let stop = CancellationToken::new();
         let pages = match is_served {
-            true => oncebox_console::router(fixture.api.clone(), false, stop.clone()),
+            true => {
+                oncebox_console::router(fixture.api.clone(), false, None, stop.clone()).unwrap()
+            }
             false => axum::Router::new(),
         };
         let server = Server::with_pages(&fixture, None, pages).await;

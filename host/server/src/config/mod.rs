@@ -8,6 +8,7 @@ mod http_destinations;
 mod kafka;
 mod keys;
 mod log;
+mod oidc;
 mod references;
 mod retention;
 mod runtime;
@@ -22,6 +23,7 @@ pub use http_destinations::HttpDestinationSettings;
 pub use kafka::KafkaSettings;
 pub use keys::KeySettings;
 pub use log::{LogFormat, LogSettings, ShutdownSettings};
+pub use oidc::OidcSettings;
 pub use references::{ReferenceSettings, ReferenceStore};
 pub use retention::{DailyWindow, RetentionSettings};
 pub use runtime::RuntimeSettings;
@@ -61,6 +63,8 @@ pub struct Config {
     pub http: HttpSettings,
     /// The address and the certificate of the API.
     pub api: ApiSettings,
+    /// The identity provider of the console.
+    pub oidc: OidcSettings,
     /// The form and the level of log lines.
     pub log: LogSettings,
     /// The collector of spans and log lines.
@@ -256,6 +260,7 @@ mod tests {
         default.kafka = config.kafka.clone();
         default.telemetry.endpoint = config.telemetry.endpoint.clone();
         default.schema_registry = config.schema_registry.clone();
+        default.oidc = config.oidc.clone();
         assert_eq!(format!("{config:?}"), format!("{default:?}"));
         for (section, key, variable) in super::environment::OVERRIDES {
             assert!(

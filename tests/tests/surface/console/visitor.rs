@@ -51,7 +51,8 @@ impl Console {
 
     fn over(fixture: &ApiFixture, is_encrypted: bool) -> Self {
         let stop = CancellationToken::new();
-        let router = oncebox_console::router(fixture.api.clone(), is_encrypted, stop.clone());
+        let api = fixture.api.clone();
+        let router = oncebox_console::router(api, is_encrypted, None, stop.clone()).unwrap();
         Self { router, stop }
     }
 
