@@ -1,28 +1,24 @@
 //! The records that the group of a consumer has not acked, as the brokers count them.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex as Lock, PoisonError},
-    time::{Duration, Instant},
-};
+use std::time::Duration;
 
 use axum::{Json, extract::State};
 use chrono::{DateTime, Utc};
 use oncebox_control::Consumer;
 use oncebox_model::policy::Policy;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Mutex, Semaphore};
 use utoipa::ToSchema;
 
 use crate::{
     Api,
     auth::Caller,
-    brokers::{BrokerError, Brokers, GroupPosition, NO_BROKERS, SeekTo},
+    brokers::{BrokerError, GroupPosition, NO_BROKERS, SeekTo},
     error::{ApiError, Code},
     extract::Path,
+    shared_answers::SharedAnswers,
 };
 
-/// Age up to which an answer of the brokers is given again.
+/// Age up to which an answer of the brokers, or a failure, is given again.
 const FRESH: Duration = Duration::from_secs(5);
 
 /// Largest number of consumers about which brokers are asked at a time. Each takes a client.
@@ -80,71 +76,20 @@ impl PartitionLagBody {
     }
 }
 
-/// The last answers of the brokers, by consumer.
-pub(crate) struct LagAnswers {
-    last: Lock<HashMap<i32, Arc<LastAnswer>>>,
-    asking: Semaphore,
+/// The brokers' last answers, by the key of a consumer and its revision.
+pub(crate) type LagAnswers = SharedAnswers<(i32, i64), LagBody, BrokerError>;
+
+/// Creates the store of the brokers' answers.
+pub(crate) fn answers() -> LagAnswers {
+    SharedAnswers::new(AT_ONCE, FRESH, FRESH)
 }
 
-/// The last answer about one consumer. The task that asks holds it locked, so that requests wait
-/// for one answer together.
-type LastAnswer = Mutex<Option<Answered>>;
-
-#[derive(Clone)]
-struct Answered {
-    at: Instant,
-    /// Revision of the consumer that was asked about.
-    revision: i64,
-    answer: Result<LagBody, BrokerError>,
-}
-
-impl Answered {
-    fn is_fresh(&self) -> bool {
-        self.at.elapsed() < FRESH
-    }
-}
-
-impl Default for LagAnswers {
-    fn default() -> Self {
-        Self { last: Lock::default(), asking: Semaphore::new(AT_ONCE) }
-    }
-}
-
-impl LagAnswers {
-    /// Returns the answer about a consumer, and forgets those that are no longer fresh.
-    fn of(&self, consumer_id: i32) -> Arc<LastAnswer> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.retain(|_, answer| {
-            let is_fresh =
-                || answer.try_lock().is_ok_and(|it| it.as_ref().is_some_and(Answered::is_fresh));
-            Arc::strong_count(answer) > 1 || is_fresh()
-        });
-        last.entry(consumer_id).or_default().clone()
-    }
-
-    /// Returns the brokers' answer about a consumer, a new one where the last is not fresh.
-    async fn fresh(
-        &self,
-        brokers: &dyn Brokers,
-        consumer: &Consumer,
-        policy: &Policy,
-    ) -> Result<LagBody, BrokerError> {
-        let answer = self.of(consumer.consumer_id);
-        let mut last = answer.lock().await;
-        if let Some(answered) = &*last
-            && answered.is_fresh()
-            && answered.revision == consumer.revision
-        {
-            return answered.answer.clone();
-        }
-        let _place = self.asking.acquire().await;
-        let (tenant, name) = (&consumer.tenant, &consumer.name);
-        let positions = brokers.positions(tenant, name, policy, SeekTo::End, None).await;
-        let answer = positions.map(|positions| LagBody::of(positions, Utc::now()));
-        let at = Instant::now();
-        *last = Some(Answered { at, revision: consumer.revision, answer: answer.clone() });
-        answer
-    }
+/// Asks the brokers about a consumer.
+async fn ask(api: Api, consumer: Consumer, policy: Policy) -> Result<LagBody, BrokerError> {
+    let brokers = api.brokers().ok_or_else(|| BrokerError::Unavailable(NO_BROKERS.to_owned()))?;
+    let (tenant, name) = (&consumer.tenant, &consumer.name);
+    let positions = brokers.positions(tenant, name, &policy, SeekTo::End, None).await?;
+    Ok(LagBody::of(positions, Utc::now()))
 }
 
 /// Show the records that a consumer's group has not acked, by partition
@@ -171,16 +116,12 @@ pub(crate) async fn show(
             ),
         ));
     }
-    // The task goes on without its caller, and keeps its place until the brokers have answered.
-    let task = api.tasks().spawn({
-        let api = api.clone();
-        async move {
-            let brokers =
-                api.brokers().ok_or_else(|| BrokerError::Unavailable(NO_BROKERS.to_owned()))?;
-            api.lag_answers().fresh(brokers, &consumer, &policy).await
-        }
-    });
-    let answer = task.await.map_err(|error| ApiError::new(Code::Internal, error.to_string()))?;
+    let key = (consumer.consumer_id, consumer.revision);
+    let asking = ask(api.clone(), consumer, policy);
+    let answer = api.lag_answers().get(api.tasks(), key, asking).await.map_err(|error| {
+        let text = "the host failed to ask the brokers; its log says why";
+        ApiError::host(Code::Internal, text, error)
+    })?;
     Ok(Json(answer?))
 }
 

@@ -38,6 +38,7 @@ mod retention;
 mod seek;
 pub mod session;
 mod shadows;
+mod shared_answers;
 mod storage;
 mod stores;
 mod tenant_changes;
@@ -149,9 +150,9 @@ impl Api {
             mode,
             uploads,
             retention_runs: retention::RetentionRuns::default(),
-            storage_reports: storage::StorageReports::default(),
+            storage_reports: storage::reports(),
             inbox_scans: readiness::scans::InboxScans::default(),
-            lag_answers: lag::LagAnswers::default(),
+            lag_answers: lag::answers(),
             tasks: TaskTracker::new(),
         }))
     }

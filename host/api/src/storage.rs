@@ -1,10 +1,6 @@
 //! Storage: the size of inboxes, and their size to come.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex as Lock, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use axum::{Json, extract::State};
 use chrono::{DateTime, Utc};
@@ -12,7 +8,6 @@ use futures::StreamExt;
 use oncebox_control::{BudgetExcess, Control, InboxDatabase, StorageReport, Tenant, TenantStorage};
 use oncebox_model::InboxError;
 use serde::{Deserialize, Serialize};
-use tokio::{sync::Mutex, time::Instant};
 use utoipa::ToSchema;
 
 use crate::{
@@ -20,13 +15,17 @@ use crate::{
     auth::Caller,
     error::{ApiError, Code},
     extract::Path,
+    shared_answers::{AnswerLost, SharedAnswers},
 };
 
 /// Longest wait for the measurement of one database, before the answer is given without it. The
 /// measurement goes on, for the next request.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
-/// Databases that are measured at a time.
+/// Databases that a request measures at a time.
 const AT_ONCE: usize = 4;
+/// Databases that are measured at a time for all requests. One that does not answer keeps its place
+/// until its connection times out, so that there are more places than a request takes.
+const AT_ONCE_OF_ALL: usize = 16;
 /// Time for which a measurement is given to further requests. It reads some megabytes of each time
 /// partition, so that callers cannot have one after the other.
 const FRESH: Duration = Duration::from_secs(60);
@@ -187,37 +186,11 @@ impl TenantStorageBody {
 }
 
 /// The last measurement of each database, by the tenant that named it.
-#[derive(Default)]
-pub(crate) struct StorageReports(Lock<HashMap<Option<String>, Arc<LastReport>>>);
+pub(crate) type StorageReports = SharedAnswers<Option<String>, Arc<StorageReport>, Arc<InboxError>>;
 
-/// The last measurement of one database. A task that measures holds it locked, so that requests for
-/// it wait for one measurement together.
-#[derive(Default)]
-struct LastReport(Mutex<Option<(Instant, Measurement)>>);
-
-type Measurement = Result<Arc<StorageReport>, Arc<InboxError>>;
-
-impl StorageReports {
-    fn of(&self, database: &InboxDatabase) -> Arc<LastReport> {
-        let mut reports = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        reports.entry(database.tenant.clone()).or_default().clone()
-    }
-}
-
-impl LastReport {
-    /// Returns the measurement, a new one where it is not fresh.
-    async fn fresh(&self, control: &Control, database: &InboxDatabase) -> Measurement {
-        let mut last = self.0.lock().await;
-        if let Some((at, measurement)) = &*last {
-            let fresh = if measurement.is_ok() { FRESH } else { FRESH_FAILURE };
-            if at.elapsed() < fresh {
-                return measurement.clone();
-            }
-        }
-        let measurement = control.storage().report(database).await.map(Arc::new).map_err(Arc::new);
-        *last = Some((Instant::now(), measurement.clone()));
-        measurement
-    }
+/// Creates the store of measurements.
+pub(crate) fn reports() -> StorageReports {
+    SharedAnswers::new(AT_ONCE_OF_ALL, FRESH, FRESH_FAILURE)
 }
 
 /// Show the size of all inboxes, by tenant and consumer, and their size to come
@@ -294,11 +267,13 @@ async fn measured(
     control: Control,
     database: InboxDatabase,
 ) -> Result<Arc<StorageReport>, MeasureError> {
-    let last = api.storage_reports().of(&database);
-    let measuring = api.tasks().spawn(async move { last.fresh(&control, &database).await });
-    match tokio::time::timeout(ANSWER_MAX, measuring).await {
+    let tenant = database.tenant.clone();
+    let measuring =
+        async move { control.storage().report(&database).await.map(Arc::new).map_err(Arc::new) };
+    let report = api.storage_reports().get(api.tasks(), tenant, measuring);
+    match tokio::time::timeout(ANSWER_MAX, report).await {
         Ok(Ok(report)) => report.map_err(MeasureError::Inbox),
-        Ok(Err(error)) => Err(MeasureError::Task(error)),
+        Ok(Err(error)) => Err(MeasureError::Lost(error)),
         Err(_) => Err(MeasureError::Late),
     }
 }
@@ -309,7 +284,7 @@ enum MeasureError {
     #[error("{0}")]
     Inbox(Arc<InboxError>),
     #[error("the host failed to measure the database; its log says why")]
-    Task(tokio::task::JoinError),
+    Lost(AnswerLost),
     #[error("the measurement took more than {} s; ask again for its result", ANSWER_MAX.as_secs())]
     Late,
 }
@@ -322,7 +297,7 @@ impl From<MeasureError> for ApiError {
                 let text = "the size of the inbox is not known at present; try again later";
                 Self::host(Code::Unavailable, text, error)
             }
-            MeasureError::Task(error) => Self::host(Code::Internal, text, error),
+            MeasureError::Lost(error) => Self::host(Code::Internal, text, error),
             MeasureError::Late => Self::new(Code::Timeout, text),
         }
     }

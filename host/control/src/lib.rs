@@ -104,7 +104,7 @@ pub use jobs::{
     JobAction,
     filter::JobFilter,
     job::{Job, JobControl},
-    lease::{JobLeft, LeasedJob},
+    lease::{JobLeft, LeasedJob, OpenJobs},
     page::JobStep,
     start::{JOB_NOTE, JobEstimate, NewJob},
 };

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_control::{Control, LeasedJob};
+use oncebox_control::{Control, LeasedJob, OpenJobs};
 use oncebox_model::InboxError;
 use tokio::{
     sync::{Notify, Semaphore, SemaphorePermit},
@@ -60,6 +60,7 @@ pub(crate) async fn keep(
         looks: Semaphore::new(LOOKS),
         places: Semaphore::new(AT_ONCE),
         looked_at: Mutex::default(),
+        shown: Mutex::default(),
     });
     let (mut running, mut look_at) = (JoinSet::new(), Instant::now());
     while !turns.stop.is_cancelled() {
@@ -112,17 +113,30 @@ struct Turns {
     places: Semaphore,
     /// Databases that are looked into, and whether one was noted again meanwhile.
     looked_at: Mutex<BTreeMap<String, bool>>,
+    shown: Mutex<ShownJobs>,
 }
 
 impl Turns {
     /// Returns the names of every database with an inbox.
     async fn every_database(&self) -> BTreeSet<String> {
         let dedicated = answered(self.control.tenant_databases().dedicated_tenants()).await;
-        let dedicated = dedicated.unwrap_or_else(|error| {
-            tracing::debug!(%error, "the databases with an inbox are not known");
-            Vec::new()
-        });
-        dedicated.into_iter().map(|source| source.tenant).chain([String::new()]).collect()
+        let host_database = [String::new()];
+        match dedicated {
+            Ok(dedicated) => {
+                let names = dedicated.into_iter().map(|source| source.tenant);
+                let names = names.chain(host_database).collect();
+                self.shown().keep(&names);
+                names
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the databases with an inbox are not known");
+                host_database.into()
+            }
+        }
+    }
+
+    fn shown(&self) -> MutexGuard<'_, ShownJobs> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn looked_at(&self) -> MutexGuard<'_, BTreeMap<String, bool>> {
@@ -177,7 +191,9 @@ impl Turns {
         let database = {
             let Ok(_look) = self.looks.acquire().await else { return Ok(None) };
             let database = answered(jobs.database(tenant)).await?;
-            if !answered(jobs.is_waiting(&database)).await? {
+            let open = answered(jobs.open(&database)).await?;
+            self.shown().show(tenant, &open);
+            if !open.iter().any(|jobs| jobs.is_waiting) {
                 return Ok(None);
             }
             database
@@ -188,5 +204,85 @@ impl Turns {
         }
         let job = answered(jobs.lease(&database, &self.owner, None)).await?;
         Ok(job.map(|job| (job, place)))
+    }
+}
+
+/// The tenants whose gauges this host has set, by the database with their jobs.
+#[derive(Default)]
+struct ShownJobs(BTreeMap<String, BTreeSet<String>>);
+
+impl ShownJobs {
+    /// Sets the gauges of a database's tenants. Those of tenants without jobs become zero.
+    fn show(&mut self, database: &str, open: &[OpenJobs]) {
+        let tenants: BTreeSet<_> = open.iter().map(|jobs| jobs.tenant.clone()).collect();
+        let before = self.0.insert(database.to_owned(), tenants.clone()).unwrap_or_default();
+        before.difference(&tenants).for_each(|tenant| set_gauges(tenant, 0, 0, 0.0));
+        for jobs in open {
+            set_gauges(&jobs.tenant, jobs.running, jobs.paused, jobs.idle_s);
+        }
+    }
+
+    /// Forgets the databases that are not among these, and sets their tenants' gauges to zero.
+    fn keep(&mut self, databases: &BTreeSet<String>) {
+        self.0.retain(|database, tenants| {
+            let is_kept = databases.contains(database);
+            if !is_kept {
+                tenants.iter().for_each(|tenant| set_gauges(tenant, 0, 0, 0.0));
+            }
+            is_kept
+        });
+    }
+}
+
+fn set_gauges(tenant: &str, running: i64, paused: i64, idle_s: f64) {
+    metrics::gauge!("oncebox_job_idle_seconds", "tenant" => tenant.to_owned()).set(idle_s.max(0.0));
+    for (state, jobs) in [("running", running), ("paused", paused)] {
+        metrics::gauge!("oncebox_jobs", "tenant" => tenant.to_owned(), "state" => state)
+            .set(jobs as f64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
+    use super::*;
+
+    // What could go wrong: the gauges of a tenant whose jobs are over, or whose database is gone,
+    // keep their last value, and its alert never ends.
+    #[test]
+    fn gauges_of_tenants_without_jobs_become_zero() {
+        let open = |tenant: &str| OpenJobs {
+            tenant: tenant.to_owned(),
+            running: 2,
+            paused: 3,
+            idle_s: 1.5,
+            is_waiting: true,
+        };
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let shows = |lines: [&str; 3]| {
+            let page = recorder.handle().render();
+            for line in lines {
+                assert!(page.lines().any(|found| found == line), "no `{line}` in {page}");
+            }
+        };
+        metrics::with_local_recorder(&recorder, || {
+            let mut shown = ShownJobs::default();
+            shown.show("", &[open("a"), open("b")]);
+            shown.show("own", &[open("own")]);
+            shows([
+                "oncebox_jobs{tenant=\"a\",state=\"running\"} 2",
+                "oncebox_jobs{tenant=\"a\",state=\"paused\"} 3",
+                "oncebox_job_idle_seconds{tenant=\"own\"} 1.5",
+            ]);
+            shown.show("", &[open("b")]);
+            shown.keep(&[String::new()].into());
+            shows([
+                "oncebox_jobs{tenant=\"a\",state=\"running\"} 0",
+                "oncebox_jobs{tenant=\"b\",state=\"running\"} 2",
+                "oncebox_job_idle_seconds{tenant=\"own\"} 0",
+            ]);
+            assert_eq!(shown.0, [(String::new(), ["b".to_owned()].into())].into());
+        });
     }
 }

@@ -294,7 +294,15 @@ async fn the_rules_fire_on_what_a_host_measures_and_end_with_it() {
     fixture.execute(POLICY).await.unwrap();
     let tenant = fixture.tenant.name.clone();
     let named = ["--tenant", &tenant, "--consumer", "payments"];
+    const STUCK: &str = "INSERT INTO oncebox.job (tenant_id, consumer_id, action, state, filter, \
+        actor, reason, estimate, is_counted_whole, note, due_at) SELECT tenant_id, consumer_id, \
+        'retry', 'paused', '{}', 'test', 'a test', 1, true, '3 hosts ended', now() - interval \
+        '1 hour' FROM oncebox.consumer WHERE consumer_id = {consumer}; \
+        NOTIFY oncebox_deployments, 'job '";
     let host = fixture.start("a", &[]).unwrap();
+    let until_jobs = async |state: &str, jobs| {
+        host.until_metric("oncebox_jobs", &[&format!("state=\"{state}\"")], jobs).await.unwrap()
+    };
     let until = async |alert: &str, value| {
         host.until_metric("oncebox_alert", &[&format!("alert=\"{alert}\"")], value).await.unwrap()
     };
@@ -323,13 +331,20 @@ async fn the_rules_fire_on_what_a_host_measures_and_end_with_it() {
     host.until_metric("oncebox_inbox_messages", &["status=\"failed_retryable\""], 1.0)
         .await
         .unwrap();
+    // And a job that hosts paused.
+    fixture.execute(STUCK).await.unwrap();
+    until_jobs("paused", 1.0).await;
+    let idle_s = host.metric("oncebox_job_idle_seconds", &[]).await.unwrap();
+    assert!((3_600.0..3_900.0).contains(&idle_s), "{idle_s}");
     watch.phases.push(scrape(&host).await);
 
     // A person has seen to them.
-    fixture
-        .ok(&[&["inbox", "retry", "--all", "--because", "a test"], &named[..]].concat())
-        .await
-        .unwrap();
+    let job_id = fixture.number("SELECT job_id FROM oncebox.job").await.unwrap().to_string();
+    fixture.ok(&["job", "resume", &job_id, "--tenant", &tenant]).await.unwrap();
+    host.until_metric("oncebox_job_messages_total", &["action=\"retry\""], 1.0).await.unwrap();
+    until_jobs("paused", 0.0).await;
+    until_jobs("running", 0.0).await;
+    assert_eq!(host.metric("oncebox_job_idle_seconds", &[]).await, Some(0.0));
     fixture
         .ok(&[&["inbox", "discard", "--all", "--because", "a test"], &named[..]].concat())
         .await
@@ -348,14 +363,23 @@ async fn the_rules_fire_on_what_a_host_measures_and_end_with_it() {
     let text = fs::read_to_string(rules()).unwrap();
     let names = names(&text);
     assert!(names.contains(&"OnceboxInbox") && names.len() >= 7, "{names:?}");
+    let of_inbox = ["dead_letters", "parked", "pending_age_s"].map(fires);
+    let of_job = json!({
+        "exp_labels": { "tenant": tenant },
+        "exp_annotations": {
+            "summary": format!("{tenant}: a job has not gone on for ten minutes, and no operator \
+                paused it"),
+            "runbook": format!("oncebox job list --tenant {tenant}"),
+        },
+    });
     for phase in 0..watch.phases.len() {
         for name in &names {
-            let of_inbox = ["dead_letters", "parked", "pending_age_s"].map(fires);
-            watch.expects(
-                phase,
-                name,
-                if phase == 1 && *name == "OnceboxInbox" { &of_inbox } else { &[] },
-            );
+            let alerts = match (phase, *name) {
+                (1, "OnceboxInbox") => &of_inbox[..],
+                (1, "OnceboxJobIdle") => std::slice::from_ref(&of_job),
+                _ => &[],
+            };
+            watch.expects(phase, name, alerts);
         }
     }
     // S0-041, S0-050, S1-095, S1-097, S2-014.

@@ -299,8 +299,10 @@ async fn a_job_is_carried_out_in_the_tenants_database() {
     deliver(&host, &[record(0, "a", "park"), record(1, "b", "park"), record(2, "c", "")]).await;
     let discard = inbox_job(Action::Discard, "orders", JobFilter::default());
     let jobs = fixture.control().jobs();
-    let waiting =
-        async |tenant: &str| jobs.is_waiting(&jobs.database(tenant).await.unwrap()).await.unwrap();
+    let waiting = async |tenant: &str| {
+        let open = jobs.open(&jobs.database(tenant).await.unwrap()).await.unwrap();
+        open.iter().any(|jobs| jobs.is_waiting)
+    };
     let job_id = jobs.start("acme", &discard).await.unwrap().job_id;
     assert_eq!((waiting("").await, waiting("acme").await), (false, true));
     let done = work_off(fixture.control(), "acme", job_id).await.unwrap();

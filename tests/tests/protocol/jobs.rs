@@ -11,6 +11,7 @@ use oncebox_tests::{
     inbox::{InboxFixture, TestConsumer, deliver, record, step},
     job::{inbox_job, of_reason, outgoing_job, these, work_off},
     outgoing::{emitting, emitting_host},
+    telemetry::Telemetry,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -58,6 +59,23 @@ impl JobFixture {
         self.inbox.execute(END).await;
     }
 
+    /// Numbers of running and paused jobs, and the whole hours for which no host has worked on one
+    /// that no operator paused.
+    async fn open(&self) -> (i64, i64, i64) {
+        let jobs = self.inbox.control.jobs();
+        let open = jobs.open(&jobs.database("acme").await.unwrap()).await.unwrap();
+        assert!(open.iter().all(|jobs| jobs.tenant == "acme") && open.len() <= 1, "{open:?}");
+        open.first()
+            .map_or((0, 0, 0), |jobs| (jobs.running, jobs.paused, (jobs.idle_s / 3_600.0) as i64))
+    }
+
+    /// Lets an hour pass for the jobs.
+    async fn pass_an_hour(&self) {
+        const PASS: &str = "UPDATE oncebox.job SET leased_at = leased_at - interval '1 hour', \
+            due_at = due_at - interval '1 hour'";
+        self.inbox.execute(PASS).await;
+    }
+
     async fn in_status(&self, status: &str) -> i64 {
         let count = format!("SELECT count(*) FROM oncebox.inbox WHERE status = '{status}'");
         self.inbox.number(&count).await
@@ -72,6 +90,7 @@ fn discard(rate: Option<u32>) -> NewJob {
 /// has it now; or a job that was handed over begins anew and counts twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_lost_its_lease_changes_nothing() {
+    let telemetry = Telemetry::default();
     let fixture = JobFixture::new(6).await;
     let job_id = fixture.start(&discard(Some(2))).await.job_id;
     let mut first = fixture.lease(job_id).await.unwrap();
@@ -87,11 +106,13 @@ async fn a_host_that_lost_its_lease_changes_nothing() {
     let done = work_off(&fixture.inbox.control, "acme", job_id).await.unwrap();
     assert_eq!((done.changed, done.left_out.0.len(), done.host), (6, 0, None));
     assert!(done.ended_at.is_some());
+    let labels = [("tenant", "acme"), ("action", "discard")];
+    assert_eq!(telemetry.sum("oncebox_job_messages_total", &labels), 6.0);
     fixture.inbox.finish().await;
 }
 
 /// What could go wrong: a job that ends every host ends them all, for ever; or an operator cannot
-/// bring it back.
+/// bring it back, or is not told that it has stopped.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_ends_hosts_is_paused() {
     let fixture = JobFixture::new(2).await;
@@ -104,9 +125,16 @@ async fn a_job_that_ends_hosts_is_paused() {
     let paused = fixture.show(job_id).await;
     assert_eq!((&*paused.state, paused.host, paused.changed), ("paused", None, 0));
     assert!(paused.note.unwrap().contains("3 hosts ended"));
+    assert_eq!(fixture.open().await, (0, 1, 0));
+    fixture.pass_an_hour().await;
+    assert_eq!(fixture.open().await, (0, 1, 1), "hosts paused it");
     let resumed = fixture.act(job_id, JobControl::Resume).await.unwrap();
     assert_eq!((&*resumed.state, resumed.note), ("running", None));
+    assert_eq!(fixture.open().await, (1, 0, 0), "it waits from now on");
+    fixture.pass_an_hour().await;
+    assert_eq!(fixture.open().await, (1, 0, 1), "no host has come");
     assert_eq!(work_off(&fixture.inbox.control, "acme", job_id).await.unwrap().changed, 2);
+    assert_eq!(fixture.open().await, (0, 0, 0));
     fixture.inbox.finish().await;
 }
 
@@ -146,6 +174,8 @@ async fn a_job_is_paused_resumed_and_cancelled_between_pages() {
         assert_eq!(fixture.act(job_id, JobControl::Pause).await.unwrap().state, "paused");
     }
     assert!(fixture.lease(job_id).await.is_none());
+    fixture.pass_an_hour().await;
+    assert_eq!(fixture.open().await, (0, 1, 0), "an operator paused it");
     fixture.act(job_id, JobControl::Resume).await.unwrap();
     // The host that had it before the pause has lost it, although it runs again.
     assert_eq!(fixture.step(&mut leased).await, JobStep::Lost);

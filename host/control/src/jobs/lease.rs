@@ -44,6 +44,22 @@ pub struct LeasedJob {
     pub(super) left_out: BTreeMap<String, i64>,
 }
 
+/// The jobs of a tenant that are not over.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct OpenJobs {
+    /// Name of the tenant.
+    pub tenant: String,
+    /// Number of jobs that hosts work on, or will.
+    pub running: i64,
+    /// Number of jobs that an operator or hosts paused.
+    pub paused: i64,
+    /// Longest time for which no host has worked on one of them, seconds. Those that an operator
+    /// paused do not count.
+    pub idle_s: f64,
+    /// Whether one of them waits for a host.
+    pub is_waiting: bool,
+}
+
 /// The end of this process's work on a job that is not over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobLeft {
@@ -90,14 +106,23 @@ impl Jobs<'_> {
         }
     }
 
-    /// Returns whether a job of a database waits for a host.
+    /// Counts the jobs of a database that are not over, by tenant. Reads those jobs alone.
     ///
     /// # Errors
     /// An error of the database.
-    pub async fn is_waiting(&self, database: &TenantDatabase) -> Result<bool, InboxError> {
-        const WAITING: &str = "SELECT EXISTS (SELECT FROM oncebox.job WHERE state = 'running' \
-            AND due_at <= now() AND (locked_until IS NULL OR locked_until < now()))";
-        Ok(sqlx::query_scalar(WAITING).fetch_one(&database.pool).await?)
+    pub async fn open(&self, database: &TenantDatabase) -> Result<Vec<OpenJobs>, InboxError> {
+        // Hosts pause a job after three leases without a page, so that the last lease tells since
+        // when it has not gone on. A start and a resume set `due_at`.
+        const OPEN: &str = "SELECT t.name AS tenant, \
+                count(*) FILTER (WHERE j.state = 'running') AS running, \
+                count(*) FILTER (WHERE j.state = 'paused') AS paused, \
+                coalesce(extract(epoch FROM max(now() - greatest(j.leased_at, j.due_at)) \
+                    FILTER (WHERE j.state = 'running' OR j.note IS NOT NULL)), 0)::float8 AS idle_s, \
+                bool_or(j.state = 'running' AND j.due_at <= now() \
+                    AND (j.locked_until IS NULL OR j.locked_until < now())) AS is_waiting \
+            FROM oncebox.job j JOIN oncebox.tenant t USING (tenant_id) \
+            WHERE j.state IN ('running', 'paused') GROUP BY t.name";
+        Ok(sqlx::query_as(OPEN).fetch_all(&database.pool).await?)
     }
 
     /// Leases a job of a database that waits, or this one, if it waits: of the tenant whose jobs

@@ -108,6 +108,7 @@ impl Jobs<'_> {
             self.record_end(&mut tx, job).await?;
         }
         tx.commit().await?;
+        job.count(changed);
         hooks::point(if step == JobStep::Done { "job:end:after" } else { "inbox:action:after" });
         Ok(match step {
             JobStep::Next(pause) => JobStep::Next(pause.max(job.slowed(changed))),
@@ -141,6 +142,12 @@ impl Jobs<'_> {
 }
 
 impl LeasedJob {
+    /// Counts the messages that a committed page changed.
+    fn count(&self, changed: i64) {
+        metrics::counter!("oncebox_job_messages_total", "tenant" => self.tenant.clone(), "action" => self.action.name())
+            .increment(u64::try_from(changed).unwrap_or(0));
+    }
+
     /// Most messages that a page changes: no more than a second's.
     fn page_max(&self) -> usize {
         self.rate.map_or(PAGE, |rate| rate.min(PAGE)) as usize
