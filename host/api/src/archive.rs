@@ -3,6 +3,7 @@
 use axum::Json;
 use chrono::{DateTime, Utc};
 use oncebox_control::{ArchiveFilter, ArchivedDetail, ArchivedEdit, ArchivedFile, ForgottenFiles};
+use oncebox_model::masking::Mask;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -10,7 +11,8 @@ use crate::{
     auth::Caller,
     error::ApiError,
     extract::{self, Path, Query},
-    inbox::{HistoryEventBody, InboxDetailBody, text},
+    inbox::{HistoryEventBody, InboxDetailBody},
+    masking::{MaskedRecord, mask_of},
 };
 
 /// The archive of the installation, with its newest files.
@@ -55,7 +57,8 @@ pub struct ArchivedFileBody {
     pub verified_at: DateTime<Utc>,
 }
 
-/// A message of the archive, as it stood in the inbox when it was removed.
+/// A message of the archive, as it stood in the inbox when it was removed. What the policy of the
+/// consumer masks now is `***`; where the consumer was deleted, all of the record.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = ArchivedMessage)]
 pub struct ArchivedMessageBody {
@@ -136,18 +139,23 @@ impl From<ArchivedFile> for ArchivedFileBody {
 }
 
 impl ArchivedMessageBody {
-    fn new(found: ArchivedDetail, with_record: bool) -> Self {
+    fn new(found: ArchivedDetail, mask: &Mask, with_record: bool) -> Self {
         let ArchivedDetail { detail, ordering_key, history, edits, file } = found;
+        let mut record = MaskedRecord::new(mask);
+        let ordering_key = record.ordering_key(ordering_key.as_deref());
         let edit = |edit: ArchivedEdit| ArchivedEditBody {
             edit_number: edit.edit_number,
             at: edit.at,
-            payload: edit.payload.as_deref().filter(|_| with_record).map(text),
+            payload: record.payload(edit.payload.as_deref().filter(|_| with_record)),
         };
+        let edits = edits.into_iter().map(edit).collect();
+        let mut message = InboxDetailBody::new(detail, with_record.then_some(mask));
+        message.masked |= record.is_masked;
         Self {
-            message: InboxDetailBody::new(detail, with_record),
-            ordering_key: ordering_key.as_deref().map(text),
+            message,
+            ordering_key,
             history: history.into_iter().map(Into::into).collect(),
-            edits: edits.into_iter().map(edit).collect(),
+            edits,
             file: file.path,
             archived_at: file.verified_at,
         }
@@ -237,8 +245,12 @@ pub(crate) async fn find(
     let (consumer, with_record) = (query.text("consumer")?, query.flag("payload")?);
     query.end()?;
     let found = caller.control.archive().find(&tenant, consumer.as_deref(), &message_id).await?;
-    let body = |found| ArchivedMessageBody::new(found, with_record);
-    Ok(Json(found.into_iter().map(body).collect()))
+    let mut bodies = Vec::new();
+    for found in found {
+        let mask = mask_of(&caller.control, &tenant, &found.detail.row.consumer).await?;
+        bodies.push(ArchivedMessageBody::new(found, &mask, with_record));
+    }
+    Ok(Json(bodies))
 }
 
 fn filter(tenant: Option<String>, mut query: Query) -> Result<ArchiveFilter, ApiError> {

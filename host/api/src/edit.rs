@@ -62,5 +62,5 @@ pub(crate) async fn edit(
         .edit_message(&tenant, &consumer, &message_id, &Edit { payload, reason, as_of })
         .await?;
     let detail = caller.control.messages().inbox_show(&tenant, &consumer, &message_id).await?;
-    Ok(Json(InboxDetailBody::new(detail, false)))
+    Ok(Json(InboxDetailBody::new(detail, None)))
 }

@@ -9,6 +9,7 @@ use crate::{
     error::ApiError,
     extract::{Path, Query},
     inbox::{HistoryEventBody, InboxDetailBody, filter},
+    masking::mask_of,
 };
 
 /// A message with its history.
@@ -57,8 +58,12 @@ pub(crate) async fn export(
     query.end()?;
     let exported =
         caller.control.messages().inbox_export(&tenant, &consumer, &filter, with_record).await?;
+    let mask = match with_record {
+        true => Some(mask_of(&caller.control, &tenant, &consumer).await?),
+        false => None,
+    };
     let wire = |e: oncebox_control::Exported| InboxExport {
-        message: InboxDetailBody::new(e.detail, with_record),
+        message: InboxDetailBody::new(e.detail, mask.as_ref()),
         history: e.history.into_iter().map(Into::into).collect(),
     };
     Ok(Json(exported.into_iter().map(wire).collect()))

@@ -3,7 +3,7 @@
 use axum::Json;
 use chrono::{DateTime, Utc};
 use oncebox_control::{Cursor, Filter, keys};
-use oncebox_model::MessageStatus;
+use oncebox_model::{MessageStatus, masking::Mask};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -12,6 +12,7 @@ use crate::{
     auth::Caller,
     error::ApiError,
     extract::{Path, Query},
+    masking::{MaskedRecord, mask_of},
     outgoing::row::OutgoingRowBody,
 };
 
@@ -103,7 +104,7 @@ impl From<oncebox_control::InboxRow> for InboxRowBody {
 }
 
 /// A message in the inbox, with its record where it is requested. Bytes that are not text are `0x`
-/// and hexadecimal digits.
+/// and hexadecimal digits. What the policy of the consumer masks is `***`.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = InboxDetail)]
 pub struct InboxDetailBody {
@@ -116,10 +117,9 @@ pub struct InboxDetailBody {
     pub headers: Option<Vec<(String, String)>>,
     /// Payload.
     pub payload: Option<String>,
-}
-
-pub(crate) fn text(bytes: &[u8]) -> String {
-    std::str::from_utf8(bytes).map_or_else(|_| format!("0x{}", hex::encode(bytes)), str::to_owned)
+    /// Whether anything of it is masked.
+    #[serde(default)]
+    pub masked: bool,
 }
 
 /// The history of a message, its obstacles, and the possible actions.
@@ -128,8 +128,12 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 pub struct MessageHistoryBody {
     /// The message.
     pub message: InboxRowBody,
-    /// Ordering key; bytes that are not text are `0x` and hexadecimal digits.
+    /// Ordering key; bytes that are not text are `0x` and hexadecimal digits. `***` where the
+    /// policy of the consumer masks it.
     pub ordering_key: Option<String>,
+    /// Whether the ordering key is masked.
+    #[serde(default)]
+    pub masked: bool,
     /// Failed runs and actions of operators, in order; the last 200.
     pub history: Vec<HistoryEventBody>,
     /// Open message of its key that it waits for.
@@ -201,8 +205,9 @@ impl From<oncebox_control::HistoryEvent> for HistoryEventBody {
     }
 }
 
-impl From<oncebox_control::MessageHistory> for MessageHistoryBody {
-    fn from(message: oncebox_control::MessageHistory) -> Self {
+impl MessageHistoryBody {
+    fn new(message: oncebox_control::MessageHistory, mask: &Mask) -> Self {
+        let mut record = MaskedRecord::new(mask);
         let blocked_by = |b: oncebox_control::BlockedBy| BlockedByBody {
             message_id: b.message_id,
             status: b.status,
@@ -210,7 +215,8 @@ impl From<oncebox_control::MessageHistory> for MessageHistoryBody {
         };
         Self {
             message: message.detail.row.into(),
-            ordering_key: message.ordering_key.as_deref().map(text),
+            ordering_key: record.ordering_key(message.ordering_key.as_deref()),
+            masked: record.is_masked,
             history: message.history.into_iter().map(Into::into).collect(),
             blocked_by: message.blocked_by.map(blocked_by),
             aggregate_version: message.aggregate.map(|aggregate| aggregate.version),
@@ -381,19 +387,27 @@ pub(crate) async fn show(
     let with_record = query.flag("payload")?;
     query.end()?;
     let detail = caller.control.messages().inbox_show(&tenant, &consumer, &message_id).await?;
-    Ok(Json(InboxDetailBody::new(detail, with_record)))
+    let mask = match with_record {
+        true => Some(mask_of(&caller.control, &tenant, &consumer).await?),
+        false => None,
+    };
+    Ok(Json(InboxDetailBody::new(detail, mask.as_ref())))
 }
 
 impl InboxDetailBody {
-    pub(crate) fn new(detail: oncebox_control::InboxDetail, with_record: bool) -> Self {
-        let shown = |bytes: Option<&[u8]>| bytes.filter(|_| with_record).map(text);
+    /// Creates the body; with the record, as far as a mask shows it, or without.
+    pub(crate) fn new(detail: oncebox_control::InboxDetail, mask: Option<&Mask>) -> Self {
+        let row = detail.row.into();
+        let Some(mask) = mask else {
+            return Self { row, key: None, headers: None, payload: None, masked: false };
+        };
+        let mut record = MaskedRecord::new(mask);
         Self {
-            key: shown(detail.key.as_deref()),
-            headers: with_record.then(|| {
-                detail.headers.iter().map(|(name, value)| (name.clone(), text(value))).collect()
-            }),
-            payload: shown(detail.payload.as_deref()),
-            row: detail.row.into(),
+            row,
+            key: record.key(detail.key.as_deref()),
+            headers: Some(record.headers(&detail.headers)),
+            payload: record.payload(detail.payload.as_deref()),
+            masked: record.is_masked,
         }
     }
 }
@@ -411,7 +425,8 @@ pub(crate) async fn history(
     query: Query,
 ) -> Result<Json<MessageHistoryBody>, ApiError> {
     query.end()?;
-    Ok(Json(
-        caller.control.messages().message_history(&tenant, &consumer, &message_id).await?.into(),
-    ))
+    let history =
+        caller.control.messages().message_history(&tenant, &consumer, &message_id).await?;
+    let mask = mask_of(&caller.control, &tenant, &consumer).await?;
+    Ok(Json(MessageHistoryBody::new(history, &mask)))
 }

@@ -18,7 +18,7 @@ use crate::{
     Api, archive, audit, auth::ROLE_KEY, changes, consumer_changes, consumers, deployments, doctor,
     edit, endpoints, erase, error::ProblemDetails, export, handlers, horizon, hosts, inbox, jobs,
     lag, migrations, outgoing, readiness, replays, retention, seek, shadows, storage, stores,
-    tenant_changes, tenants, tokens, verifications, versions, whoami,
+    tenant_changes, tenants, tokens, unmask, verifications, versions, whoami,
 };
 
 /// Returns the routes and their document. A route that is missing here does not exist.
@@ -68,6 +68,7 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(inbox::backlog))
         .routes(routes!(export::export))
         .routes(routes!(edit::edit))
+        .routes(routes!(unmask::unmask))
         .routes(routes!(erase::erase))
         .routes(routes!(outgoing::list))
         .routes(routes!(outgoing::show))

@@ -5,7 +5,7 @@ pub(crate) mod row;
 use axum::Json;
 use chrono::{DateTime, Utc};
 use oncebox_control::OutgoingFilter;
-use oncebox_model::outgoing::OutgoingStatus;
+use oncebox_model::{masking::Mask, outgoing::OutgoingStatus};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -14,11 +14,13 @@ use crate::{
     auth::Caller,
     error::ApiError,
     extract::{Path, Query},
-    inbox::{InboxRowBody, text},
+    inbox::InboxRowBody,
+    masking::{MaskedRecord, mask_of},
 };
 
 /// An outgoing message with its cause, and with its record where it is requested. Bytes that are
-/// not text are `0x` and hexadecimal digits.
+/// not text are `0x` and hexadecimal digits. What the policy of the consumer masks is `***`, in the
+/// answer too.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = OutgoingDetail)]
 pub struct OutgoingDetailBody {
@@ -40,32 +42,40 @@ pub struct OutgoingDetailBody {
     /// Whether that is all of the body.
     #[serde(default)]
     pub answer_is_whole: Option<bool>,
+    /// Whether anything of it is masked.
+    #[serde(default)]
+    pub masked: bool,
     /// The message that caused it; null where the inbox does not hold it.
     pub caused_by: Option<InboxRowBody>,
 }
 
 impl OutgoingDetailBody {
-    fn new(detail: oncebox_control::OutgoingDetail, with_record: bool) -> Self {
-        let shown = |bytes: Option<&[u8]>| bytes.filter(|_| with_record).map(text);
-        Self {
-            key: shown(detail.key.as_deref()),
-            headers: with_record.then(|| {
-                detail.headers.iter().map(|(name, value)| (name.clone(), text(value))).collect()
-            }),
-            payload: shown(detail.payload.as_deref()),
-            answer: shown(detail.answer.as_ref().map(|answer| answer.body.as_slice())),
-            answer_is_whole: detail
-                .answer
-                .as_ref()
-                .filter(|_| with_record)
-                .map(|answer| answer.is_whole),
-            answer_content_type: detail
-                .answer
-                .filter(|_| with_record)
-                .and_then(|answer| answer.content_type),
+    /// Creates the body; with the record, as far as a mask shows it, or without.
+    fn new(detail: oncebox_control::OutgoingDetail, mask: Option<&Mask>) -> Self {
+        let mut body = Self {
+            key: None,
+            headers: None,
+            payload: None,
+            answer_content_type: None,
+            answer: None,
+            answer_is_whole: None,
+            masked: false,
             caused_by: detail.cause.map(Into::into),
             row: detail.row.into(),
+        };
+        if let Some(mask) = mask {
+            let mut record = MaskedRecord::new(mask);
+            body.key = record.key(detail.key.as_deref());
+            body.headers = Some(record.headers(&detail.headers));
+            body.payload = record.payload(detail.payload.as_deref());
+            if let Some(answer) = detail.answer {
+                body.answer = record.payload(Some(&answer.body));
+                body.answer_is_whole = Some(answer.is_whole);
+                body.answer_content_type = answer.content_type;
+            }
+            body.masked = record.is_masked;
         }
+        body
     }
 }
 
@@ -166,7 +176,11 @@ pub(crate) async fn show(
     let (consumer, cause) = (query.text("consumer")?, query.text("cause")?);
     query.end()?;
     let detail = caller.control.outgoing().show(&tenant, &id, consumer, cause).await?;
-    Ok(Json(OutgoingDetailBody::new(detail, with_record)))
+    let mask = match with_record {
+        true => Some(mask_of(&caller.control, &tenant, &detail.row.consumer).await?),
+        false => None,
+    };
+    Ok(Json(OutgoingDetailBody::new(detail, mask.as_ref())))
 }
 
 /// Count outgoing messages that are still to be sent, and parked ones

@@ -58,6 +58,7 @@ pub use crate::{
     tenant_changes::{Nothing, TenantDeletion, TenantLimitsBody, TenantRemovalBody},
     tenants::{NewTenant, TenantBody},
     tokens::{NewTokenBody, Role, TokenBody, TokenCreated},
+    unmask::NewUnmasking,
     verifications::{NewVerificationBody, VerificationBody},
     versions::{ChangeBody, VersionBody, VersionDiff},
     whoami::Whoami,

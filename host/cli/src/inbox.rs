@@ -10,7 +10,7 @@ use std::cmp::Ordering;
 use anyhow::{Result, bail};
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use clap::{Args, Subcommand};
-use oncebox_api::wire::{InboxDetailBody, InboxRowBody, JobFilterBody, NewJobBody};
+use oncebox_api::wire::{InboxDetailBody, InboxRowBody, JobFilterBody, NewJobBody, NewUnmasking};
 use oncebox_control::Cursor;
 use oncebox_devkit::{
     api::{Api, path, with_query},
@@ -38,9 +38,23 @@ pub(super) enum InboxCommand {
         /// The consumer
         #[arg(long)]
         consumer: String,
-        /// Also print headers and payload, where the policy keeps them
+        /// Also print headers and payload, where the policy keeps them, and masked where it says so
         #[arg(long)]
         payload: bool,
+    },
+    /// Show one message with what its policy masks
+    Unmask {
+        /// The message id
+        message_id: String,
+        /// The tenant
+        #[arg(long)]
+        tenant: String,
+        /// The consumer
+        #[arg(long)]
+        consumer: String,
+        /// Why: kept in the audit log
+        #[arg(long, value_name = "TEXT")]
+        because: String,
     },
     /// Count what is open, and say what is too much by the policy
     Stats {
@@ -239,6 +253,13 @@ pub(super) async fn run(api: &Api, command: InboxCommand, as_json: bool) -> Resu
                 .await?;
             show(&message, as_json)
         }
+        InboxCommand::Unmask { message_id, tenant, consumer, because } => {
+            let inbox = ["tenants", &tenant, "consumers", &consumer, "inbox", &message_id];
+            let path = path(&[&inbox[..], &["unmask"]].concat());
+            let message: InboxDetailBody =
+                api.post(&path, &NewUnmasking { reason: because }).await?;
+            show(&message, as_json)
+        }
         InboxCommand::Stats { tenant, consumer } => {
             stats::run(api, tenant, consumer, as_json).await
         }
@@ -368,7 +389,7 @@ fn show(message: &InboxDetailBody, as_json: bool) -> Result<()> {
     let mut value = serde_json::to_value(message)?;
     if let (None, Some(object)) = (&message.headers, value.as_object_mut()) {
         // The request did not ask for them.
-        for name in ["key", "headers", "payload"] {
+        for name in ["key", "headers", "payload", "masked"] {
             object.remove(name);
         }
     }

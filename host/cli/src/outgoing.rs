@@ -212,9 +212,15 @@ fn show(message: &OutgoingDetailBody, as_json: bool) -> Result<()> {
     let mut value = serde_json::to_value(message)?;
     if let (None, Some(object)) = (&message.headers, value.as_object_mut()) {
         // The request did not ask for them.
-        for name in
-            ["key", "headers", "payload", "answer", "answer_content_type", "answer_is_whole"]
-        {
+        for name in [
+            "key",
+            "headers",
+            "payload",
+            "masked",
+            "answer",
+            "answer_content_type",
+            "answer_is_whole",
+        ] {
             object.remove(name);
         }
     }

@@ -1,6 +1,9 @@
 //! Forms of pages: their hidden fields, and the check that they are one of this host's pages.
 
-use axum::http::{StatusCode, request::Parts};
+use axum::{
+    body::Body,
+    http::{StatusCode, request::Parts},
+};
 use maud::{Markup, html};
 use oncebox_api::session::check_site;
 
@@ -58,6 +61,20 @@ fn masked(token: [u8; 16]) -> String {
 fn unmasked(text: &str) -> Option<[u8; 16]> {
     let bytes: [u8; 32] = hex::decode(text).ok()?.try_into().ok()?;
     Some(std::array::from_fn(|at| bytes[at] ^ bytes[at + 16]))
+}
+
+/// Reads a form that one of this host's pages sent, of this session.
+pub(crate) async fn read(
+    visit: &Visit,
+    parts: &Parts,
+    body: Body,
+    bytes_max: usize,
+) -> Result<Fields, Refusal> {
+    let body = axum::body::to_bytes(body, bytes_max).await;
+    let body = body.map_err(|_| Refusal::invalid("the form is too large, or broke off"))?;
+    let fields = Fields::parse(&body);
+    check(visit, parts, &fields)?;
+    Ok(fields)
 }
 
 /// Checks that a form is one of this host's pages, of this session.

@@ -13,6 +13,8 @@ pub mod payload_key;
 pub mod headers;
 // From a record to a message.
 pub mod identity;
+// The parts of a message that are masked where it is shown.
+pub mod masking;
 // The instructions of a consumer.
 pub mod policy;
 // The number that messages share which must run in order.

@@ -23,6 +23,7 @@ use sqlx::{AssertSqlSafe, Executor, PgPool};
 
 mod attempts;
 mod erasures;
+mod masking;
 
 /// Access of a host with an archive.
 fn archiving(fixture: &InboxFixture, options: &ArchiveOptions) -> Control {

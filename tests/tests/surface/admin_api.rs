@@ -1,6 +1,7 @@
 //! The HTTP API: who may do what, and what becomes of everything else.
 
 pub mod fixture;
+pub mod masking;
 mod policies;
 pub mod steps;
 mod strangers;

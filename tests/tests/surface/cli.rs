@@ -663,7 +663,7 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
     create(
         &base("kafkaa = 1"),
         "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, \
-        `order`, `sequence`, `dedup`, `inbox`, `light`, `retention`, `factors`, `effects`, `payload`, `collision`, \
+        `order`, `sequence`, `dedup`, `inbox`, `light`, `retention`, `factors`, `effects`, `payload`, `masking`, `collision`, \
         `no_route`, `wire_format`, `identity`, `reference`, `schemas`, `batch`, `retry`, \
         `dead_letters`, `replay`, `breaker`, `limits`, `outgoing`, `alerts`, \
         `kafka`",
@@ -1078,6 +1078,7 @@ Commands:
             "Count what is open, and say what is too much by the policy",
         ),
         (&["inbox", "show", "--help"], "Also print headers and payload"),
+        (&["inbox", "unmask", "--help"], "Show one message with what its policy masks"),
         (
             &["inbox", "redrive", "--help"],
             "Run dead letters again, under their ids and with their headers",

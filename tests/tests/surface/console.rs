@@ -1,5 +1,6 @@
 //! The console, as a browser speaks to it: who sees and changes what, and what a page says.
 
+mod masking;
 mod visitor;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -556,6 +557,10 @@ async fn the_other_forms_are_of_their_session_too() {
     let edit = "/console/tenants/acme/consumers/orders/messages/m%2F1/edit";
     let payload = [("payload", "one\r\ntwo"), ("because", "a test")];
     let before = fixture.digest().await;
+    for visitor in [&viewer, &other] {
+        let unmasked = visitor.post(edit.trim_end_matches("/edit"), &payload).await;
+        assert_eq!(unmasked.status, StatusCode::FORBIDDEN, "{unmasked:?}");
+    }
     for (forged, answer) in admin.forged(edit, &payload, Some(&viewer)).await {
         assert_eq!(answer.status, StatusCode::FORBIDDEN, "{forged}: {answer:?}");
     }

@@ -2,23 +2,23 @@
 
 use axum::{
     extract::{FromRequestParts, Request, State},
-    http::StatusCode,
+    http::Method,
     response::{IntoResponse, Response},
 };
-use base64::{Engine, engine::general_purpose::STANDARD};
 use maud::{Markup, html};
 use oncebox_api::{
-    link::{path, with_query},
-    wire::{HistoryEventBody, InboxDetailBody, MessageHistoryBody, Role},
+    link::path,
+    wire::{ConsumerBody, HistoryEventBody, InboxDetailBody, MessageHistoryBody, Role},
 };
 use oncebox_model::MessageStatus;
-use similar::{ChangeTag, TextDiff};
+use serde_json::json;
 
-use super::outgoing;
+use super::{
+    edit::{as_of, editable, payload_form, readable, with_payload_path},
+    outgoing,
+};
 use crate::{
-    action, actions,
-    fields::Fields,
-    form,
+    action, actions, command, form,
     html::{
         bytes, digest, facts, input, message_status, of_consumer, pretty, table, text_or_dash,
         time, time_or_dash,
@@ -29,18 +29,71 @@ use crate::{
     visit::Visit,
 };
 
+/// Largest form with a reason, bytes.
+const REASON_BYTES_MAX: usize = 16 << 10;
+
+/// The record of a message, as the visitor asked for it.
+enum RecordView {
+    /// It is not asked for.
+    Absent,
+    /// It is shown as far as the policy lets it be. Where that masks something, this is the least
+    /// role that sees it unmasked.
+    Shown(Box<InboxDetailBody>, Option<Role>),
+    /// It is shown once as it is stored.
+    Unmasked(Box<InboxDetailBody>),
+}
+
 pub(crate) async fn show(visit: Visit) -> Result<Page, Refusal> {
-    let (tenant, consumer) = (visit.param("tenant"), visit.param("consumer"));
-    let id = visit.param("id");
-    let at = ["tenants", tenant, "consumers", consumer, "inbox", id];
-    let story: MessageHistoryBody =
-        visit.client.get(&path(&[&at[..], &["history"]].concat())).await?;
     // The record is in the part of the page that does not change.
-    let with_payload = visit.query.get("payload").is_some() && !visit.client.is_refresh;
-    let detail: Option<InboxDetailBody> = match with_payload {
-        true => Some(visit.client.get(&with_payload_path(&at)).await?),
+    if visit.query.get("payload").is_none() || visit.client.is_refresh {
+        return page(&visit, &RecordView::Absent).await;
+    }
+    let detail: Box<InboxDetailBody> = visit.client.get(&with_payload_path(&visit)).await?;
+    let role = match detail.masked {
+        true => Some(unmask_role(&visit).await?),
         false => None,
     };
+    page(&visit, &RecordView::Shown(detail, role)).await
+}
+
+/// Shows a message once as it is stored, for the reason that the form has.
+pub(crate) async fn unmask(State(console): State<Console>, request: Request) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let visit = match Visit::from_request_parts(&mut parts, &console).await {
+        Ok(visit) => visit,
+        Err(response) => return response,
+    };
+    let unmasked = async {
+        let fields = form::read(&visit, &parts, body, REASON_BYTES_MAX).await?;
+        let reason = json!({ "reason": fields.need("because")? });
+        let path = path(&[&segments(&visit)[..], &["unmask"]].concat());
+        let detail = visit.client.send(Method::POST, &path, &reason).await?;
+        page(&visit, &RecordView::Unmasked(detail)).await
+    };
+    match unmasked.await {
+        Ok(page) => page.document(&visit).into_response(),
+        Err(refusal) => refused(Some(&visit), &refusal),
+    }
+}
+
+/// Returns the segments of the message's path in the API.
+pub(super) fn segments(visit: &Visit) -> [&str; 6] {
+    let (tenant, consumer) = (visit.param("tenant"), visit.param("consumer"));
+    ["tenants", tenant, "consumers", consumer, "inbox", visit.param("id")]
+}
+
+/// Returns the least role that sees messages of the consumer unmasked.
+async fn unmask_role(visit: &Visit) -> Result<Role, Refusal> {
+    let consumer: ConsumerBody = visit.client.get(&path(&segments(visit)[..4])).await?;
+    let role = consumer.policy["masking"]["role"].as_str().and_then(Role::parse);
+    Ok(role.unwrap_or(Role::Admin))
+}
+
+async fn page(visit: &Visit, record: &RecordView) -> Result<Page, Refusal> {
+    let (tenant, consumer) = (visit.param("tenant"), visit.param("consumer"));
+    let id = visit.param("id");
+    let history = path(&[&segments(visit)[..], &["history"]].concat());
+    let story: MessageHistoryBody = visit.client.get(&history).await?;
     let body = html! {
         div.callout {
             p { (message_status(story.message.status)) " " (story.next) }
@@ -65,12 +118,8 @@ pub(crate) async fn show(visit: Visit) -> Result<Page, Refusal> {
         .of_consumer(tenant, consumer)
         .below("messages", &of_consumer(tenant, consumer, &["messages"]))
         .live()
-        .with_forms(forms(&visit, tenant, consumer, &story, detail.as_ref()));
+        .with_forms(forms(visit, tenant, consumer, &story, record));
     Ok(page.same_as(&["why", "--tenant", tenant, "--consumer", consumer, "--", id]))
-}
-
-fn with_payload_path(at: &[&str]) -> String {
-    with_query(&path(at), &[("payload", Some("true".to_owned()))])
 }
 
 fn about(story: &MessageHistoryBody) -> Markup {
@@ -152,7 +201,7 @@ fn forms(
     tenant: &str,
     consumer: &str,
     story: &MessageHistoryBody,
-    detail: Option<&InboxDetailBody>,
+    record: &RecordView,
 ) -> Markup {
     let row = &story.message;
     let page = of_consumer(tenant, consumer, &["messages", &row.message_id]);
@@ -171,6 +220,12 @@ fn forms(
         row.status,
         MessageStatus::Completed | MessageStatus::Skipped | MessageStatus::Discarded
     );
+    let edited = match record {
+        RecordView::Unmasked(detail) if is_dead && visit.may(Role::Operator, false) => {
+            editable(detail).ok()
+        }
+        _ => None,
+    };
     html! {
         @if !is_over {
             h2 { "Act on it" }
@@ -184,14 +239,47 @@ fn forms(
             }
         }
         h2 { "Record" }
-        @match detail {
-            Some(detail) => (record(detail)),
-            None => p { a href=(format!("{page}?payload=true")) { "Show key, headers and payload" } },
+        @match record {
+            RecordView::Absent => p {
+                a href=(format!("{page}?payload=true")) { "Show key, headers and payload" }
+            },
+            RecordView::Shown(detail, role) => {
+                (record_parts(detail))
+                @if let Some(role) = role { (unmask_form(visit, &page, *role)) }
+            },
+            RecordView::Unmasked(detail) => {
+                p.note { "This is shown once, as it is stored. The audit log has the reason." }
+                (record_parts(detail))
+                @if let Some(payload) = edited {
+                    h2 { "Edit the payload and run it again" }
+                    (payload_form(visit, &page, payload, &as_of(row.processed_at)))
+                }
+            },
         }
     }
 }
 
-fn record(detail: &InboxDetailBody) -> Markup {
+/// Returns the form that shows a masked record unmasked.
+fn unmask_form(visit: &Visit, page: &str, role: Role) -> Markup {
+    let (tenant, consumer) = (visit.param("tenant"), visit.param("consumer"));
+    let words = ["inbox", "unmask", "--tenant", tenant, "--consumer", consumer];
+    let words = [&words[..], &["--because", "…", "--", visit.param("id")]].concat();
+    html! {
+        p.note { "The policy of the consumer masks parts of the record." }
+        @if visit.may(role, false) {
+            form.action method="post" action=(page) {
+                (form::hidden(visit))
+                (input("because", "Why; kept in the audit log", "", true))
+                button { "Show unmasked" }
+            }
+        } @else {
+            p.note { "“Show unmasked” needs the role " (role) "." }
+        }
+        p.command { code { (command::line(words)) } }
+    }
+}
+
+fn record_parts(detail: &InboxDetailBody) -> Markup {
     let headers: Vec<_> = detail
         .headers
         .iter()
@@ -205,170 +293,5 @@ fn record(detail: &InboxDetailBody) -> Markup {
             Some(payload) => pre { (readable(payload)) },
             None => p.empty { "The payload is not kept." },
         }
-    }
-}
-
-/// Returns a payload over several lines, where it is JSON.
-fn readable(payload: &str) -> String {
-    serde_json::from_str(payload).map_or_else(|_| payload.to_owned(), |value| pretty(&value))
-}
-
-/// Largest payload that can be edited in a page, bytes.
-const EDITED_BYTES_MAX: usize = 512 << 10;
-
-/// Largest number of lines of a comparison.
-const LINES_MAX: usize = 10_000;
-
-/// A dead letter that is edited.
-struct Edited {
-    /// The payload as it is kept.
-    before: String,
-    after: String,
-    /// Reason that the visitor gave.
-    because: String,
-    /// Time at which the message became a dead letter, as the page showed it first. An edit does not
-    /// change a message that has failed again since.
-    as_of: String,
-}
-
-pub(crate) async fn edit(visit: Visit) -> Result<Page, Refusal> {
-    let (before, as_of) = payload(&visit).await?;
-    let edited = Edited { after: before.clone(), before, because: String::new(), as_of };
-    Ok(editor(&visit, &edited))
-}
-
-/// Returns the payload of a dead letter as it is kept, and the time at which it became one.
-async fn payload(visit: &Visit) -> Result<(String, String), Refusal> {
-    if !visit.may(Role::Operator, false) {
-        let detail = "an edit needs the role operator";
-        return Err(Refusal::new(StatusCode::FORBIDDEN, detail));
-    }
-    let (tenant, consumer) = (visit.param("tenant"), visit.param("consumer"));
-    let at = ["tenants", tenant, "consumers", consumer, "inbox", visit.param("id")];
-    let detail: InboxDetailBody = visit.client.get(&with_payload_path(&at)).await?;
-    let kept = detail.row.payload_bytes.and_then(|bytes| usize::try_from(bytes).ok());
-    let as_of = detail.row.processed_at.map(|at| at.to_rfc3339()).unwrap_or_default();
-    match detail.payload {
-        // Bytes that are no text are shown as more characters than they are.
-        Some(payload) if kept != Some(payload.len()) => Err(Refusal::invalid(
-            "the payload is not text; edit it with `oncebox inbox edit --payload <file>`",
-        )),
-        Some(payload) if payload.len() > EDITED_BYTES_MAX => Err(Refusal::invalid(format!(
-            "the payload has more than {EDITED_BYTES_MAX} bytes; edit it with `oncebox inbox edit \
-                --payload <file>`"
-        ))),
-        Some(payload) => Ok((payload, as_of)),
-        None => Err(Refusal::invalid("the payload is not kept, and nothing can be edited")),
-    }
-}
-
-/// Shows the difference of an edited payload, before anything is changed.
-pub(crate) async fn preview(State(console): State<Console>, request: Request) -> Response {
-    let (mut parts, body) = request.into_parts();
-    let visit = match Visit::from_request_parts(&mut parts, &console).await {
-        Ok(visit) => visit,
-        Err(response) => return response,
-    };
-    let previewed = async {
-        // Each byte may be three in a form.
-        let body = axum::body::to_bytes(body, 4 * EDITED_BYTES_MAX).await;
-        let body = body.map_err(|_| Refusal::invalid("the form is too large, or broke off"))?;
-        let fields = Fields::parse(&body);
-        form::check(&visit, &parts, &fields)?;
-        let (before, _) = payload(&visit).await?;
-        // A browser sends every end of a line as CR and LF.
-        let mut after = fields.need("payload")?.replace("\r\n", "\n");
-        if before.contains("\r\n") {
-            after = after.replace('\n', "\r\n");
-        }
-        let given = |name: &str| fields.get(name).unwrap_or_default().to_owned();
-        let edited = Edited { before, after, because: given("because"), as_of: given("as_of") };
-        Ok(editor(&visit, &edited))
-    };
-    match previewed.await {
-        Ok(page) => page.document(&visit).into_response(),
-        Err(refusal) => refused(Some(&visit), &refusal),
-    }
-}
-
-fn editor(visit: &Visit, edited: &Edited) -> Page {
-    let (tenant, consumer) = (visit.param("tenant"), visit.param("consumer"));
-    let id = visit.param("id");
-    let page = of_consumer(tenant, consumer, &["messages", id]);
-    // In base64, since a browser changes the ends of lines of a form.
-    let payload = STANDARD.encode(&edited.after);
-    let given = [
-        ("tenant", tenant),
-        ("consumer", consumer),
-        ("id", id),
-        ("payload_base64", &payload),
-        ("as_of", &edited.as_of),
-        ("back", &page),
-    ];
-    let because = input("because", "Why; kept with the message", &edited.because, true);
-    let body = html! {
-        form method="post" action=(format!("{page}/edit")) {
-            (form::hidden(visit))
-            input type="hidden" name="as_of" value=(edited.as_of);
-            label.field {
-                span { "Payload" }
-                textarea name="payload" spellcheck="false" { "\n" (edited.after) }
-            }
-            p { button.quiet { "Show what changes" } }
-        }
-        @if edited.before != edited.after {
-            h2 { "What changes" }
-            pre.diff { (difference(&edited.before, &edited.after)) }
-            (form::form(visit, &actions::MESSAGE_EDIT, &given, because))
-        } @else {
-            p.note { "Nothing is changed yet." }
-        }
-    };
-    Page::new("Edit", body)
-        .of_consumer(tenant, consumer)
-        .below("messages", &of_consumer(tenant, consumer, &["messages"]))
-        .below(id, &page)
-}
-
-/// Returns the lines of two texts, with those that only one has marked. JSON is compared line by
-/// line of its readable form, unless the texts differ and their readable forms do not.
-fn difference(before: &str, after: &str) -> Markup {
-    let (mut old, mut new) = (readable(before), readable(after));
-    if old == new {
-        (old, new) = (before.to_owned(), after.to_owned());
-    }
-    if old.lines().count() + new.lines().count() > LINES_MAX {
-        return html! { "The payloads have too many lines to compare." };
-    }
-    let difference =
-        TextDiff::configure().timeout(std::time::Duration::from_millis(200)).diff_lines(&old, &new);
-    html! {
-        @for change in difference.iter_all_changes() {
-            @match change.tag() {
-                ChangeTag::Delete => span.minus { "- " (change.value().trim_end_matches('\n')) },
-                ChangeTag::Insert => span.plus { "+ " (change.value().trim_end_matches('\n')) },
-                ChangeTag::Equal => span { "  " (change.value().trim_end_matches('\n')) },
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn check_one(before: &str, after: &str, shown: &str) {
-        let difference = difference(before, after).into_string();
-        assert!(difference.contains(shown), "{before} and {after}: {difference}");
-    }
-
-    #[test]
-    fn a_difference_is_shown_whatever_it_is_in() {
-        check_one(r#"{"a":1,"b":2}"#, r#"{"a":1,"b":3}"#, "+   &quot;b&quot;: 3");
-        // Equal as JSON is read here, and different bytes.
-        check_one("123456789012345678901234567890", "123456789012345678901234567891", "+ 12");
-        check_one(r#"{"a":1,"a":2}"#, r#"{"a":2}"#, "- {");
-        check_one("a\nb", "a\nc", "+ c");
-        check_one("a", &"x\n".repeat(LINES_MAX), "too many lines");
     }
 }

@@ -3,6 +3,7 @@
 mod audit;
 mod consumer;
 mod deployments;
+mod edit;
 mod failures;
 mod handlers;
 mod hosts;
@@ -42,7 +43,8 @@ fn pages() -> Vec<(String, MethodRouter<Console>)> {
     let at = |path: &str| path.to_owned();
     let tenant = |rest: &str| format!("{TENANT}{rest}");
     let consumer = |rest: &str| format!("{CONSUMER}{rest}");
-    let edit = page(message::edit).post(message::preview);
+    let edit = page(edit::edit).post(edit::preview);
+    let message = page(message::show).post(message::unmask);
     vec![
         (at("/console"), page(overview::show)),
         (at("/console/hosts"), page(hosts::show)),
@@ -67,7 +69,7 @@ fn pages() -> Vec<(String, MethodRouter<Console>)> {
         (consumer("/failures"), page(failures::show)),
         (consumer("/lag"), page(lag::show)),
         (consumer("/messages"), page(messages::list)),
-        (consumer("/messages/{id}"), page(message::show)),
+        (consumer("/messages/{id}"), message),
         (consumer("/messages/{id}/edit"), edit),
     ]
 }

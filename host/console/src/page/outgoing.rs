@@ -180,6 +180,7 @@ pub(crate) async fn show(visit: Visit) -> Result<Page, Refusal> {
             ("Answer", html! { @match row.answer_status { Some(it) => (it), None => (dash()) } }),
         ]))
         @if let Some(error) = &row.last_error { h2 { "Last error" } pre { (error) } }
+        @if detail.masked { p.note { "The policy of the consumer masks parts of this." } }
         @if let Some(payload) = &detail.payload { h2 { "Payload" } pre { (payload) } }
         @if let Some(answer) = &detail.answer { h2 { "Answer of the endpoint" } pre { (answer) } }
     };

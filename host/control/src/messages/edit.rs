@@ -30,7 +30,7 @@ pub struct Edit {
 impl Messages<'_> {
     /// Replaces the payload of a dead letter and redrives it. The row keeps its id and its headers,
     /// and the payload before is kept. A repeated request is refused, since the message is then no
-    /// dead letter.
+    /// dead letter. A payload that was copied from a masked one is refused.
     pub async fn edit_message(
         &self,
         tenant: &str,
@@ -46,6 +46,12 @@ impl Messages<'_> {
             )));
         }
         let policy = consumer.policy()?;
+        if policy.mask().is_left_in(&edit.payload) {
+            return Err(InboxError::Invalid(format!(
+                "the new payload has `***` where the policy of `{tenant}/{name}` masks it \
+                    (`masking.fields`); write what is to stand there"
+            )));
+        }
         self.check_carried(tenant, name, message_id, &policy).await?;
         let database = self.0.tenant_databases().get(&self.0.tenants().get(tenant).await?)?;
         let subject = Subject::of(tenant, name);

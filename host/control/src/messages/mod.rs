@@ -16,5 +16,7 @@ pub(crate) mod next_step;
 pub(crate) mod bulk;
 // Redrive one message with another payload.
 pub(crate) mod edit;
+// One message with what its policy masks.
+pub(crate) mod unmask;
 // Messages with everything that is kept of them, page by page.
 pub(crate) mod export;

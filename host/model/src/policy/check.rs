@@ -103,6 +103,7 @@ impl Policy {
         let mut found = Vec::new();
         self.check_ranges(&mut found);
         self.check_texts(&mut found);
+        self.masking.check(&mut found);
         if let Some((key, text)) = self.native_fault() {
             found.push(PolicyProblem::new(&key, text));
         }

@@ -67,6 +67,7 @@ impl Policy {
             self.breaks(),
             self.alerts(),
         ];
+        parts.extend(self.masking.explain());
         parts.extend(self.outgoing.explain());
         parts.extend(self.replay.explain());
         parts.extend(self.effects.explain());
@@ -520,6 +521,12 @@ mod tests {
             ),
             ("payload = 'none'", "cannot be run again"),
             ("payload = 'all'", "of every message"),
+            (
+                "masking = { fields = ['/card'], headers = ['x-a', 'x-b'], key = true }",
+                "masked: `/card` of the payload, or all of it where it is not JSON; the headers \
+                    `x-a` and `x-b`; the keys. With the role `admin` one sees a single message \
+                    unmasked",
+            ),
             ("no_route = 'skip'", "is skipped"),
             ("no_route = 'reject'", "takes is a dead letter at once"),
             ("collision = 'ignore'", "taken for a duplicate"),

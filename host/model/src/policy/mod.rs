@@ -2,6 +2,8 @@
 
 // The sources of a message's id, event type, ordering key and version.
 mod source;
+// The parts of a message that operators see masked.
+mod masking;
 // The form of the rows of completed messages.
 mod light;
 // The messages that run in order.
@@ -65,6 +67,7 @@ pub use self::{
     horizon_input::{HorizonInput, RetentionFactor, TimeSpan},
     light::{LightRows, RowForm},
     limits::{Limits, OF_CONSUMER},
+    masking::{Masking, UnmaskRole},
     native::{TOPICS_MAX, group_fault, is_pattern, properties_fault, topic_fault, topics_fault},
     order::{Gap, Order, Sequence},
     outgoing::{OnParked, OutgoingPolicy},
@@ -115,6 +118,9 @@ pub struct Policy {
     /// Rows that keep payload and headers.
     #[serde(default)]
     pub payload: PayloadPolicy,
+    /// Parts of a message that are masked where it is shown.
+    #[serde(default, skip_serializing_if = "Masking::is_default")]
+    pub masking: Masking,
     /// Treatment of a known id that comes with another payload; none for the default of the rows'
     /// form. See [`Policy::collision`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -379,7 +385,8 @@ mod tests {
             effect_risk = 'high' }\nlimits = { transactions_max = 1, messages_per_second = 1 \
             }\neffects = { outside = 'none' }\ninbox = 'light'\nlight = { result = true \
             }\ncollision = 'ignore'\nreference = { store = 's', source = { header = 'r' } \
-            }\noutgoing = { on_parked = 'stop' }";
+            }\noutgoing = { on_parked = 'stop' }\nmasking = { fields = ['/a'], headers = ['h'], key = \
+            true, role = 'operator' }";
         let policy =
             serde_json::to_value(Policy::parse(policy).expect("a policy")).expect("a value");
         let mut keys = Vec::new();

@@ -304,6 +304,7 @@ mod tests {
             "factors",
             "effects",
             "payload",
+            "masking",
             "collision",
             "no_route",
             "wire_format",

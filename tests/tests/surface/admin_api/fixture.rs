@@ -42,8 +42,9 @@ pub struct ApiFixture {
     deployment_id: AtomicI64,
 }
 
-/// The policy of the consumers, whose messages may be replayed.
-const REPLAYABLE: &str = "replay = { kind = 'cache' }";
+/// The policy of the consumers, whose messages may be replayed. Nothing is masked, and what could
+/// be is for operators.
+const REPLAYABLE: &str = "replay = { kind = 'cache' }\nmasking = { role = 'operator' }";
 
 /// What the API said.
 #[derive(Debug)]

@@ -18,6 +18,7 @@ fn whole() -> Value {
         "sequence": { "version": { "header": "v" }, "first": 1, "gap_wait_ms": 1000, "gap": "park" },
         "identity": { "id": [{ "header": "id" }, { "json_pointer": "/id" }], "event_type": [{ "header": "type" }, { "json_pointer": "/type" }],
             "ordering_key": { "json_pointer": "/key" }, "scoped_by_event_type": true },
+        "masking": { "fields": ["/card/*/number"], "headers": ["x-card"], "key": true, "role": "operator" },
         "schemas": { "paid": { "json_schema": { "type": "object" } } },
         "batch": { "messages_max": 64, "duration_ms": 50 },
         "retry": { "attempts_max": 5, "backoff_min_ms": 1000, "backoff_max_ms": 2000, "backoff_factor": 2, "lease_ms": 30000, "workers": 2,
@@ -96,6 +97,8 @@ async fn nothing_of_a_policy_is_without_a_bound() {
     for (key, many) in [
         ("/topics", (0..100_000).map(|n| json!(n.to_string())).collect::<Vec<_>>()),
         ("/identity/id", (0..20_000).map(|_| json!({ "header": "id" })).collect()),
+        ("/masking/fields", (0..100_000).map(|_| json!("/a")).collect()),
+        ("/masking/headers", (0..100_000).map(|_| json!("a")).collect()),
         ("/identity/event_type", (0..20_000).map(|_| json!("topic")).collect()),
     ] {
         let mut policy = whole();

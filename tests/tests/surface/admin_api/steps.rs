@@ -217,6 +217,10 @@ pub fn steps(fixture: &ApiFixture) -> Vec<Step> {
         get("/v1/tenants/{tenant}/consumers/{consumer}/backlog"),
         get("/v1/tenants/{tenant}/consumers/{consumer}/export"),
         post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/unmask",
+            json!({ "reason": "the producer asks" }),
+        ),
+        post(
             "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/edit",
             json!({ "reason": "a typo", "payload": "y" }),
         ),
