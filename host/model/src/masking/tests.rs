@@ -55,7 +55,7 @@ impl Node {
             Self::Object(members) => {
                 let members = members.iter().map(|(name, written, value)| {
                     let space = space(random);
-                    let at = [at, &[name.clone()]].concat();
+                    let at = [at, std::slice::from_ref(name)].concat();
                     let texts = value.texts(&at, pointers, random);
                     texts.map(|text| format!("{space}{written}{space}:{space}{text}{space}"))
                 });
