@@ -11,7 +11,11 @@ use rdkafka::{
     producer::{BaseProducer, BaseRecord, Producer},
 };
 use serde::Serialize;
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    thread,
+    time::{Duration, Instant},
+};
 
 use crate::sent::sent_topic;
 
@@ -334,9 +338,15 @@ fn fill(brokers: &str, topic: &str, load: &Load, first: usize, ids: Ids) -> Resu
     Ok(())
 }
 
-/// Returns the end offset of each partition.
+/// Returns the end offset of each partition. One of a new topic may have no leader for a moment.
 pub fn ends(client: &BaseConsumer, topic: &str, partitions: i32) -> Result<Vec<i64>> {
-    let end = |partition| client.fetch_watermarks(topic, partition, TIMEOUT).map(|(_, high)| high);
+    let deadline = Instant::now() + TIMEOUT;
+    let end = |partition| loop {
+        match client.fetch_watermarks(topic, partition, TIMEOUT) {
+            Err(_) if Instant::now() < deadline => thread::sleep(Duration::from_millis(100)),
+            found => break found.map(|(_, high)| high),
+        }
+    };
     (0..partitions).map(end).collect::<Result<_, _>>().context("failed to ask for a topic's end")
 }
 

@@ -7,7 +7,7 @@ import { join } from "node:path";
 import { Visitor } from "./visitor.mjs";
 
 /** People, and their groups. */
-const PEOPLE = { grace: ["staff", "acme-on-call"], mallory: ["staff"] };
+const PEOPLE = { grace: ["staff", "acme-on-call"], mallory: ["staff"], ada: ["platform"] };
 
 /** An OpenID provider for one client, whose pages are at an address of their own. */
 export async function provideIdentities(redirect) {
@@ -82,8 +82,16 @@ export async function signInElsewhere(browser, { base, oncebox, watched, fail })
   const sent = mallory.page.waitForRequest(/\/auth\?/);
   await mallory.page.getByRole("link", { name: "Sign in with 127.0.0.1" }).click();
   const state = new URL((await sent).url()).searchParams.get("state");
+  await mallory.page.goto("/console/login/return?state=another&code=made-up");
+  await mallory.visitor.see("this is not the end of a sign-in of this browser");
   await mallory.page.goto(`/console/login/return?state=${state}&code=made-up`);
   await mallory.visitor.see("`127.0.0.1`: Server returned error response");
+  if ((await made()).length !== 1) fail(`tokens for nobody: ${JSON.stringify(await made())}`);
+
+  // Nor one who has the name of a token that somebody made, as the audit log would not tell them apart.
+  const ada = await enter("ada", "/console");
+  await ada.visitor.see("`ada` is the name of a token or of a host");
+  await ada.context.close();
   if ((await made()).length !== 1) fail(`tokens for nobody: ${JSON.stringify(await made())}`);
 
   // Who revokes the token ends the session.

@@ -12,7 +12,7 @@ use crate::{
     error::ApiError,
     extract::{self, Path, Query},
     inbox::{HistoryEventBody, InboxDetailBody},
-    masking::{MaskedRecord, mask_of},
+    masking::{MaskedRecord, mask_of_any},
 };
 
 /// The archive of the installation, with its newest files.
@@ -247,7 +247,8 @@ pub(crate) async fn find(
     let found = caller.control.archive().find(&tenant, consumer.as_deref(), &message_id).await?;
     let mut bodies = Vec::new();
     for found in found {
-        let mask = mask_of(&caller.control, &tenant, &found.detail.row.consumer).await?;
+        let (name, is_it) = (&found.detail.row.consumer, |id| id == found.file.consumer_id);
+        let mask = mask_of_any(&caller.control, &tenant, name, is_it).await?;
         bodies.push(ArchivedMessageBody::new(found, &mask, with_record));
     }
     Ok(Json(bodies))

@@ -3,7 +3,7 @@
 use axum::Json;
 use chrono::{DateTime, Utc};
 use oncebox_control::{Cursor, Filter, keys};
-use oncebox_model::{MessageStatus, masking::Mask};
+use oncebox_model::{MessageStatus, masking::Mask, message::UNDECODABLE};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -397,16 +397,21 @@ pub(crate) async fn show(
 impl InboxDetailBody {
     /// Creates the body; with the record, as far as a mask shows it, or without.
     pub(crate) fn new(detail: oncebox_control::InboxDetail, mask: Option<&Mask>) -> Self {
+        let is_undecoded = detail.row.message_id.starts_with(UNDECODABLE);
         let row = detail.row.into();
         let Some(mask) = mask else {
             return Self { row, key: None, headers: None, payload: None, masked: false };
         };
         let mut record = MaskedRecord::new(mask);
+        let payload = match is_undecoded {
+            true => record.raw_payload(detail.payload.as_deref()),
+            false => record.payload(detail.payload.as_deref()),
+        };
         Self {
             row,
             key: record.key(detail.key.as_deref()),
             headers: Some(record.headers(&detail.headers)),
-            payload: record.payload(detail.payload.as_deref()),
+            payload,
             masked: record.is_masked,
         }
     }

@@ -130,6 +130,7 @@ struct Shared {
     uploads: Semaphore,
     retention_runs: retention::RetentionRuns,
     storage_reports: storage::StorageReports,
+    doctor_reports: doctor::DoctorReports,
     inbox_scans: readiness::scans::InboxScans,
     lag_answers: lag::LagAnswers,
     tasks: TaskTracker,
@@ -153,6 +154,7 @@ impl Api {
             uploads,
             retention_runs: retention::RetentionRuns::default(),
             storage_reports: storage::reports(),
+            doctor_reports: doctor::reports(),
             inbox_scans: readiness::scans::InboxScans::default(),
             lag_answers: lag::answers(),
             tasks: TaskTracker::new(),
@@ -208,6 +210,10 @@ impl Api {
 
     pub(crate) fn storage_reports(&self) -> &storage::StorageReports {
         &self.0.storage_reports
+    }
+
+    pub(crate) fn doctor_reports(&self) -> &doctor::DoctorReports {
+        &self.0.doctor_reports
     }
 
     pub(crate) fn inbox_scans(&self) -> &readiness::scans::InboxScans {

@@ -9,15 +9,26 @@ use oncebox_model::{
 
 use crate::error::ApiError;
 
-/// Returns the mask of a consumer's messages. The policy of a deleted consumer is not known, so
-/// everything is masked.
+/// Returns the mask of a consumer's messages.
 pub(crate) async fn mask_of(
     control: &Control,
     tenant: &str,
     consumer: &str,
 ) -> Result<Mask, ApiError> {
+    mask_of_any(control, tenant, consumer, |_| true).await
+}
+
+/// Returns the mask of the messages of a consumer that may be deleted, also where another one has
+/// its name now. The policy of a deleted consumer is not known, so everything is masked.
+pub(crate) async fn mask_of_any(
+    control: &Control,
+    tenant: &str,
+    consumer: &str,
+    is_it: impl FnOnce(i32) -> bool,
+) -> Result<Mask, ApiError> {
     match control.consumers().get(tenant, consumer).await {
-        Ok(consumer) => Ok(consumer.policy()?.mask()),
+        Ok(consumer) if is_it(consumer.consumer_id) => Ok(consumer.policy()?.mask()),
+        Ok(_) => Ok(Mask::everything()),
         Err(InboxError::NotFound(_)) => Ok(Mask::everything()),
         Err(error) => Err(error.into()),
     }
@@ -58,6 +69,12 @@ impl<'a> MaskedRecord<'a> {
         let masked = self.mask.payload(payload);
         self.is_masked |= masked.is_some();
         Some(masked.unwrap_or_else(|| text(payload)))
+    }
+
+    /// Returns the payload of a record that was never understood.
+    pub(crate) fn raw_payload(&mut self, payload: Option<&[u8]>) -> Option<String> {
+        let is_masked = self.mask.has_raw_payload();
+        payload.map(|payload| self.value(payload, is_masked))
     }
 
     fn value(&mut self, value: &[u8], is_masked: bool) -> String {

@@ -98,6 +98,9 @@ pub enum Shown {
 
 const PREFIX: &str = "obx_";
 
+/// Names that the audit log has for hosts, for those of developers and for the machine's own user.
+const RESERVED: [&str; 3] = ["oncebox", "dev", "root"];
+
 const TOKEN: &str = "SELECT k.token_id, k.name, k.role, t.name AS tenant, k.created_at, \
     k.created_by, k.expires_at, k.revoked_at \
     FROM oncebox.token k LEFT JOIN oncebox.tenant t USING (tenant_id) ";
@@ -154,8 +157,23 @@ impl Tokens<'_> {
     /// named. The actor is the provider; its tokens that have expired are deleted.
     ///
     /// # Errors
-    /// As those of [`Self::create`].
+    /// As those of [`Self::create`]. `Conflict` for a name that the audit log has for somebody else.
     pub async fn create_for_sessions(&self, new: &NewToken<'_>) -> Result<Token, InboxError> {
+        const IS_TAKEN: &str = "SELECT EXISTS (SELECT FROM oncebox.token \
+            WHERE name = $1 AND created_by <> $2 AND revoked_at IS NULL)";
+        let is_taken = RESERVED.contains(&new.name)
+            || sqlx::query_scalar(IS_TAKEN)
+                .bind(new.name)
+                .bind(&self.0.actor)
+                .fetch_one(&self.0.pool)
+                .await?;
+        if is_taken {
+            return Err(InboxError::conflict(format!(
+                "`{}` is the name of a token or of a host, and the audit log would not tell which; \
+                    sign in under another name, or revoke that token",
+                new.name
+            )));
+        }
         const EXPIRED: &str = "DELETE FROM oncebox.token \
             WHERE created_by = $1 AND expires_at <= now()";
         sqlx::query(EXPIRED).bind(&self.0.actor).execute(&self.0.pool).await?;

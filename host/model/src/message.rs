@@ -4,6 +4,9 @@ use std::sync::Arc;
 
 use crate::{payload_key::PayloadKey, record::Record, reference::FetchedPayload};
 
+/// Begin of the id of a record that could not be decoded; its position follows.
+pub const UNDECODABLE: &str = "undecodable:";
+
 /// A decoded message: a record whose identity and event type are known.
 #[derive(Debug, Clone)]
 pub struct Message {
@@ -42,7 +45,7 @@ impl Message {
     /// the source.
     pub fn undecodable(record: &Record, key: &PayloadKey) -> Self {
         Self {
-            id: format!("undecodable:{}", record.position()),
+            id: format!("{UNDECODABLE}{}", record.position()),
             source: record.topic.to_string(),
             event_type: String::new(),
             event_version: None,

@@ -1,4 +1,4 @@
-//! Requests to the provider, with bounds: their time, their length, and no other host.
+//! Requests to the provider, with bounds: their time, their length, and no redirect.
 
 use std::{error::Error, fmt, time::Duration};
 
@@ -17,9 +17,12 @@ const BYTES_MAX: usize = 1 << 20;
 pub(super) struct Http(Client);
 
 impl Http {
-    pub(super) fn new(authorities: Option<&[u8]>) -> Result<Self> {
+    /// Creates the client. With `is_encrypted` it sends nothing over connections that are not,
+    /// whatever addresses the provider names.
+    pub(super) fn new(authorities: Option<&[u8]>, is_encrypted: bool) -> Result<Self> {
         // A redirect could lead to an address that nobody configured.
-        let mut builder = Client::builder().timeout(TIMEOUT).redirect(Policy::none());
+        let builder = Client::builder().timeout(TIMEOUT).redirect(Policy::none());
+        let mut builder = builder.https_only(is_encrypted);
         if let Some(pem) = authorities {
             let certificates =
                 Certificate::from_pem_bundle(pem).context("no certificates (PEM)")?;

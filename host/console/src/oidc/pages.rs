@@ -19,8 +19,11 @@ use crate::{
     visit::local_target,
 };
 
-/// Name of the cookie of a sign-in on its way.
-const COOKIE: &str = "oncebox_sign_in";
+/// Name of the cookie of a sign-in on its way. Over encrypted connections no other host of the same
+/// domain can set it.
+fn cookie_name(is_encrypted: bool) -> &'static str {
+    if is_encrypted { "__Host-oncebox_sign_in" } else { "oncebox_sign_in" }
+}
 
 /// Seconds that a visitor has at the provider.
 const SECONDS: u32 = 600;
@@ -35,7 +38,8 @@ pub(crate) async fn begin(State(console): State<Console>, parts: Parts) -> Respo
     let next = local_target(query.get("next").filter(|next| next.len() <= NEXT_MAX));
     match provider.begin(next).await {
         Ok((url, pending)) => {
-            let cookie = sign_in_cookie(&console, provider, &pending.encode(), SECONDS);
+            let is_encrypted = provider.is_encrypted() || console.0.is_encrypted;
+            let cookie = sign_in_cookie(is_encrypted, &pending.encode(), SECONDS);
             ([(header::SET_COOKIE, cookie)], Redirect::to(&url)).into_response()
         }
         Err(error) => {
@@ -52,7 +56,9 @@ pub(crate) async fn begin(State(console): State<Console>, parts: Parts) -> Respo
 pub(crate) async fn finish(State(console): State<Console>, parts: Parts) -> Response {
     let Some(provider) = provider(&console) else { return missing() };
     let query = Fields::parse(parts.uri.query().unwrap_or_default().as_bytes());
-    let pending = cookie(&parts, COOKIE).as_deref().and_then(Pending::decode);
+    let is_encrypted = provider.is_encrypted() || console.0.is_encrypted;
+    let pending = cookie(&parts, cookie_name(is_encrypted));
+    let pending = pending.as_deref().and_then(Pending::decode);
     // Another site could send a visitor here with a code of its own.
     let pending = pending.filter(|pending| query.get("state") == Some(pending.state.as_str()));
     let Some(pending) = pending else {
@@ -61,15 +67,23 @@ pub(crate) async fn finish(State(console): State<Console>, parts: Parts) -> Resp
         return form(&console, StatusCode::BAD_REQUEST, "/console", Some(text));
     };
     let next = pending.next.clone();
+    let Some(_turn) = provider.turn().await else {
+        let text = "too many visitors sign in at present; load this page again";
+        return form(
+            &console,
+            StatusCode::SERVICE_UNAVAILABLE,
+            local_target(Some(&next)),
+            Some(text),
+        );
+    };
     let signed_in = match (query.get("code"), query.get("error")) {
         (Some(code), None) => sign_in(&console, provider, code.to_owned(), pending).await,
         (_, Some(error)) => Err(format!("`{}` says `{error}`", provider.name())),
         (None, None) => Err(format!("`{}` sent no code", provider.name())),
     };
-    let over = sign_in_cookie(&console, provider, "", 0);
+    let over = sign_in_cookie(is_encrypted, "", 0);
     let mut answer = match signed_in {
         Ok(secret) => {
-            let is_encrypted = provider.is_encrypted() || console.0.is_encrypted;
             let cookies = [(header::SET_COOKIE, session_cookie(is_encrypted, &secret))];
             (cookies, onward(local_target(Some(&next)))).into_response()
         }
@@ -99,7 +113,7 @@ async fn sign_in(
         tenant: grant.tenant.as_deref(),
     };
     let started = console.0.api.start_session_of(&person).boxed().await;
-    started.map_err(|error| error.detail().to_owned())
+    started.map_err(|error| format!("{} (`oidc.name_claim`)", error.detail()))
 }
 
 /// Returns the provider of a host that asks for tokens.
@@ -113,12 +127,9 @@ fn missing() -> Response {
 }
 
 /// Returns the cookie of a sign-in on its way. A browser sends it also where the provider sends a
-/// visitor back, and to these two pages alone.
-fn sign_in_cookie(console: &Console, provider: &Provider, value: &str, age_s: u32) -> HeaderValue {
-    let is_encrypted = provider.is_encrypted() || console.0.is_encrypted;
-    let secure = if is_encrypted { "; Secure" } else { "" };
-    let cookie = format!(
-        "{COOKIE}={value}; Path=/console/login; Max-Age={age_s}; HttpOnly; SameSite=Lax{secure}"
-    );
+/// visitor back.
+fn sign_in_cookie(is_encrypted: bool, value: &str, age_s: u32) -> HeaderValue {
+    let (name, secure) = (cookie_name(is_encrypted), if is_encrypted { "; Secure" } else { "" });
+    let cookie = format!("{name}={value}; Path=/; Max-Age={age_s}; HttpOnly; SameSite=Lax{secure}");
     HeaderValue::from_str(&cookie).unwrap_or_else(|_| HeaderValue::from_static(""))
 }

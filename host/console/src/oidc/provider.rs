@@ -11,7 +11,10 @@ use openidconnect::{
     core::{CoreAuthenticationFlow, CoreClient, CoreIdToken, CoreProviderMetadata},
 };
 use serde_json::{Map, Value};
-use tokio::sync::{Mutex, Semaphore};
+use tokio::{
+    sync::{Mutex, Semaphore, SemaphorePermit},
+    time::timeout,
+};
 
 use super::{http::Http, options::OidcOptions};
 
@@ -22,8 +25,12 @@ const FRESH: Duration = Duration::from_secs(300);
 /// changed its keys.
 const FRESH_LEAST: Duration = Duration::from_secs(10);
 
-/// Largest number of visitors for whom the provider is asked at a time. Anyone can be one.
-const VISITORS_MAX: usize = 4;
+/// Time for which a failure to ask for them is given again.
+const FRESH_FAILURE: Duration = Duration::from_secs(5);
+
+/// Largest number of codes that are exchanged at a time, and the longest wait of another visitor.
+const TURNS_MAX: usize = 4;
+const TURN_WAIT: Duration = Duration::from_secs(10);
 
 /// Path to which the provider sends visitors back.
 pub(crate) const RETURN: &str = "/console/login/return";
@@ -43,8 +50,8 @@ pub(crate) struct Provider {
     issuer: IssuerUrl,
     redirect_url: RedirectUrl,
     http: Http,
-    metadata: Mutex<Option<(Instant, CoreProviderMetadata)>>,
-    visitors: Semaphore,
+    metadata: Mutex<Option<(Instant, Result<CoreProviderMetadata, String>)>>,
+    turns: Semaphore,
 }
 
 /// A sign-in on its way: what the browser keeps until the provider sends it back.
@@ -100,9 +107,11 @@ impl Provider {
             !options.grants.is_empty(),
             "`oidc.grants` is empty, so that nobody could sign in; add `<group>=<role>`"
         );
-        let http = Http::new(options.authorities.as_deref()).context("`oidc.ca_file`")?;
-        let (metadata, visitors) = (Mutex::default(), Semaphore::new(VISITORS_MAX));
-        Ok(Self { options, issuer, redirect_url, http, metadata, visitors })
+        let is_encrypted = issuer.url().scheme() == "https";
+        let http = Http::new(options.authorities.as_deref(), is_encrypted);
+        let http = http.context("`oidc.ca_file`")?;
+        let (metadata, turns) = (Mutex::default(), Semaphore::new(TURNS_MAX));
+        Ok(Self { options, issuer, redirect_url, http, metadata, turns })
     }
 
     /// Returns the name that visitors and the audit log see.
@@ -117,7 +126,6 @@ impl Provider {
 
     /// Returns the page of the provider to send a visitor to, and what the browser keeps.
     pub(super) async fn begin(&self, next: &str) -> Result<(String, Pending)> {
-        let _permit = self.permit()?;
         let client = self.relying_party(FRESH).await?;
         let (challenge, verifier) = PkceCodeChallenge::new_random_sha256();
         let (state, nonce) = (CsrfToken::new_random, Nonce::new_random);
@@ -140,7 +148,6 @@ impl Provider {
         code: String,
         pending: Pending,
     ) -> Result<Map<String, Value>> {
-        let _permit = self.permit()?;
         let client = self.relying_party(FRESH).await?;
         let exchange = client.exchange_code(AuthorizationCode::new(code));
         let exchange = exchange.context("the provider has no token endpoint")?;
@@ -161,16 +168,21 @@ impl Provider {
     /// Returns this installation at the provider, by documents that are not older than this.
     async fn relying_party(&self, fresh: Duration) -> Result<Client> {
         let mut kept = self.metadata.lock().await;
-        let metadata = match kept.as_ref().filter(|(at, _)| at.elapsed() < fresh) {
-            Some((_, metadata)) => metadata.clone(),
+        let is_fresh = |(at, found): &&(Instant, Result<_, _>)| {
+            at.elapsed() < if found.is_ok() { fresh } else { FRESH_FAILURE }
+        };
+        let found = match kept.as_ref().filter(is_fresh) {
+            Some((_, found)) => found.clone(),
             None => {
                 let issuer = self.issuer.clone();
                 let found = CoreProviderMetadata::discover_async(issuer, &self.http).await;
-                let found = found.map_err(plain)?;
+                let found = found.map_err(|error| plain(error).to_string());
                 *kept = Some((Instant::now(), found.clone()));
                 found
             }
         };
+        drop(kept);
+        let metadata = found.map_err(|error| anyhow!(error))?;
         let OidcOptions { client_id, client_secret, .. } = &self.options;
         let secret = client_secret.clone().map(ClientSecret::new);
         let client =
@@ -178,8 +190,9 @@ impl Provider {
         Ok(client.set_redirect_uri(self.redirect_url.clone()))
     }
 
-    fn permit(&self) -> Result<tokio::sync::SemaphorePermit<'_>> {
-        self.visitors.try_acquire().map_err(|_| anyhow!("too many sign-ins at a time; try again"))
+    /// Waits for a turn to exchange a code, for a limited time. Anyone can bring a code.
+    pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        timeout(TURN_WAIT, self.turns.acquire()).await.ok()?.ok()
     }
 }
 
@@ -199,4 +212,31 @@ fn plain(error: impl std::error::Error) -> anyhow::Error {
         cause = error.source();
     }
     anyhow!(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sign_in_is_read_as_it_was_written_and_nothing_else_is_one() {
+        let text = |byte: char| byte.to_string().repeat(22);
+        let pending = Pending {
+            state: text('s'),
+            nonce: text('n'),
+            verifier: text('v'),
+            next: "/console/tenants/a?b=c".to_owned(),
+        };
+        let cookie = pending.encode();
+        let read = Pending::decode(&cookie).expect("a sign-in");
+        assert_eq!(
+            [read.state, read.nonce, read.verifier, read.next],
+            [pending.state, pending.nonce, pending.verifier, pending.next]
+        );
+        let empty =
+            Pending { state: String::new(), ..Pending::decode(&cookie).expect("a sign-in") };
+        for other in ["", "...", "a.b.c.d", &cookie[1..], &format!("{cookie}.a"), &empty.encode()] {
+            assert!(Pending::decode(other).is_none(), "{other}");
+        }
+    }
 }

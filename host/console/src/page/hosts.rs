@@ -1,10 +1,13 @@
 //! The hosts, and the checks of their databases.
 
-use maud::html;
+use std::time::Duration;
+
+use maud::{Markup, html};
 use oncebox_api::{
-    link::path,
+    link::{path, with_query},
     wire::{DoctorReport, HostBody},
 };
+use tokio::time::timeout;
 
 use crate::{
     html::{state, table, time},
@@ -32,8 +35,22 @@ pub(crate) async fn show(visit: Visit) -> Result<Page, Refusal> {
     Ok(Page::new("Hosts", body).live().same_as(&["hosts"]))
 }
 
+/// Longest wait for a report. The checks go on without their page.
+const REPORT_WAIT: Duration = Duration::from_millis(50);
+
 pub(crate) async fn doctor(visit: Visit) -> Result<Page, Refusal> {
-    let report: DoctorReport = visit.client.get(&path(&["doctor"])).await?;
+    let shared = with_query(&path(&["doctor"]), &[("shared", Some("true".to_owned()))]);
+    let body = match timeout(REPORT_WAIT, visit.client.get(&shared)).await {
+        Ok(report) => findings(&report?),
+        Err(_) => html! {
+            p { "The host checks its databases, which takes a while with many tenants. This page shows the findings when they are there." }
+            p { a href="/console/doctor" { "Look again" } }
+        },
+    };
+    Ok(Page::new("Doctor", body).live().same_as(&["doctor"]))
+}
+
+fn findings(report: &DoctorReport) -> Markup {
     let rows: Vec<_> = report
         .findings
         .iter()
@@ -50,9 +67,9 @@ pub(crate) async fn doctor(visit: Visit) -> Result<Page, Refusal> {
             }
         })
         .collect();
-    let body = html! {
+    html! {
         p { (report.errors) " errors, " (report.warnings) " warnings, " (report.unknown) " without a result." }
+        p.note { "Checked " (time(report.checked_at)) "; the page has new findings after five minutes, the command at once." }
         (table("Findings", &["Severity", "Check", "Database", "Found"], &rows, html! { "No check ran." }))
-    };
-    Ok(Page::new("Doctor", body).same_as(&["doctor"]))
+    }
 }

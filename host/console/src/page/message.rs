@@ -248,7 +248,7 @@ fn forms(
                 @if let Some(role) = role { (unmask_form(visit, &page, *role)) }
             },
             RecordView::Unmasked(detail) => {
-                p.note { "This is shown once, as it is stored. The audit log has the reason." }
+                p.note { "This is shown once. The audit log has the reason." }
                 (record_parts(detail))
                 @if let Some(payload) = edited {
                     h2 { "Edit the payload and run it again" }

@@ -16,6 +16,8 @@ pub struct ArchivedFile {
     pub partition_name: String,
     /// Name of the tenant.
     pub tenant: String,
+    /// Key of the consumer. Another one may have its name now.
+    pub consumer_id: i32,
     /// Name of the consumer.
     pub consumer: String,
     /// Lowest message id, in the order of bytes.
@@ -63,8 +65,8 @@ pub struct ArchiveTotal {
 }
 
 /// Files `f` with the time of their partition; a condition may follow.
-pub(super) const FILES: &str = "SELECT f.path, f.partition_name, f.tenant, f.consumer, \
-        f.first_id, f.last_id, f.rows, f.bytes, encode(f.id_digest, 'hex') AS id_digest, \
+pub(super) const FILES: &str = "SELECT f.path, f.partition_name, f.tenant, f.consumer_id, \
+        f.consumer, f.first_id, f.last_id, f.rows, f.bytes, encode(f.id_digest, 'hex') AS id_digest, \
         r.from_at, r.to_at, f.verified_at, f.footer_bytes, f.footer_digest \
     FROM oncebox.archive_file f JOIN oncebox.removal r USING (partition_name) \
     WHERE f.forgotten_at IS NULL";

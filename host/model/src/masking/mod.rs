@@ -83,6 +83,12 @@ impl Mask {
         self.is_of_everything || self.headers.iter().any(|own| own.eq_ignore_ascii_case(name))
     }
 
+    /// Returns whether the payload of a record that was never understood is masked: it may have
+    /// fields and headers in other places than a message has them.
+    pub fn has_raw_payload(&self) -> bool {
+        self.is_of_everything || !self.fields.is_empty() || !self.headers.is_empty()
+    }
+
     /// Returns a payload with each masked value as the string `***`; none where the payload has no
     /// such value. A payload that is not JSON is `***` as a whole, where the mask has fields.
     pub fn payload(&self, payload: &[u8]) -> Option<String> {

@@ -123,7 +123,8 @@ impl Policy {
             KeySource::RecordKey => false,
             KeySource::JsonPointer(to) => {
                 let to = Pointer::parse(to);
-                to.is_some_and(|to| fields.iter().any(|field| field.covers(&to)))
+                let covers = |field: &Pointer| to.as_ref().is_none_or(|to| field.covers(to));
+                fields.iter().any(covers)
             }
         };
         Mask::new(fields, headers.clone(), *key, *key || is_of_field)

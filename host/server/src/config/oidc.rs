@@ -65,9 +65,14 @@ impl OidcSettings {
                 let read = std::fs::read_to_string(file).with_context(|| {
                     format!("failed to read `oidc.client_secret_file`, `{}`", file.display())
                 })?;
+                ensure!(
+                    !read.trim_end().is_empty(),
+                    "`oidc.client_secret_file`, `{}`, is empty",
+                    file.display()
+                );
                 Some(read.trim_end().to_owned())
             }
-            None => std::env::var("ONCEBOX_OIDC_CLIENT_SECRET").ok(),
+            None => std::env::var("ONCEBOX_OIDC_CLIENT_SECRET").ok().filter(|it| !it.is_empty()),
         };
         let authorities = self.ca_file.as_ref().map(|file| {
             std::fs::read(file)
