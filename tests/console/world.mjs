@@ -113,11 +113,11 @@ export class World {
     return live.filter((it) => it.role === "canary");
   }
 
-  async until(holds) {
+  async until(holds, pause = 300) {
     const deadline = Date.now() + PATIENCE_MS;
     while (!(await holds())) {
       if (Date.now() > deadline) throw new Error(`${holds} does not come true: ${await this.oncebox("inbox", "list", "--tenant", this.tenant)}`);
-      await sleep(300);
+      await sleep(pause);
     }
   }
 
