@@ -45,7 +45,7 @@ pub(crate) fn form(
         form.sign-in method="post" action="/console/login" {
             @if let Some(error) = error { p.refusal role="alert" { (error) } }
             @if let Some(provider) = provider {
-                p { a.button href=(elsewhere) { "Sign in with " (provider) } }
+                p { a href=(elsewhere) { "Sign in with " (provider) } }
             }
             input type="hidden" name="next" value=(next);
             label for="token" { "Token" }

@@ -98,7 +98,8 @@ pub enum Shown {
 
 const PREFIX: &str = "obx_";
 
-/// Names that the audit log has for hosts, for those of developers and for the machine's own user.
+/// Names that no person of a provider gets: in the audit log they are a host, a visitor of
+/// `oncebox dev`, and most often whoever works on the host's machine.
 const RESERVED: [&str; 3] = ["oncebox", "dev", "root"];
 
 const TOKEN: &str = "SELECT k.token_id, k.name, k.role, t.name AS tenant, k.created_at, \

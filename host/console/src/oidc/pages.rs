@@ -6,7 +6,7 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use futures::FutureExt;
-use oncebox_api::{Mode, session::Person};
+use oncebox_api::{Code, Mode, session::Person};
 
 use super::provider::{Pending, Provider};
 use crate::{
@@ -113,7 +113,10 @@ async fn sign_in(
         tenant: grant.tenant.as_deref(),
     };
     let started = console.0.api.start_session_of(&person).boxed().await;
-    started.map_err(|error| format!("{} (`oidc.name_claim`)", error.detail()))
+    started.map_err(|error| match error.code() {
+        Code::Invalid | Code::Conflict => format!("{} (`oidc.name_claim`)", error.detail()),
+        _ => error.detail().to_owned(),
+    })
 }
 
 /// Returns the provider of a host that asks for tokens.
