@@ -17,10 +17,10 @@ git apply --check -R third_party/sqlx-postgres.patch third_party/rdkafka-sys.pat
 ./scripts/requirements_test.py
 
 step "lints"
-cargo clippy --workspace --all-targets -- -D warnings
+(source scripts/lints.sh && cargo build --workspace --bins --tests)
 cargo clippy --workspace --all-targets --features oncebox-guest/test,oncebox-guest/emit --manifest-path guest-examples/Cargo.toml -- -D warnings
 
-step "documentation of the code"
-RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+step "documentation of the code, and its examples"
+(source scripts/lints.sh && RUSTDOC="$PWD/scripts/document.sh" cargo test --workspace --doc --quiet)
 RUSTDOCFLAGS="-D warnings" cargo doc -p oncebox-guest --features test,emit --no-deps --quiet --manifest-path guest-examples/Cargo.toml
 steps_done

@@ -24,7 +24,6 @@ step "guests in other languages"
 step "tests"
 rm -f target/reached.txt target/guest-tests.log
 ./scripts/run_tests.py target/tests.log
-cargo test --workspace --doc --quiet
 ./scripts/requirements.py target/tests.log target/guest-tests.log
 ./scripts/states.py target/reached.txt
 

@@ -108,7 +108,7 @@ compile() {
     cd "$here"
     cargo fetch --quiet --locked # fills the registry folders that the flags name
     flags=$(compiler_flags)
-    RUSTC=$rustc RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=$flags \
+    RUSTC=$rustc RUSTC_WORKSPACE_WRAPPER='' RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=$flags \
         CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER=$linker \
         cargo build --release --locked --target $target --target-dir "$here/target" \
         -Zbuild-std=std,panic_abort

@@ -52,6 +52,7 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 
 const SLEEPING: &str =
     "SELECT count(*) FROM pg_stat_activity WHERE usename = '{login}' AND wait_event = 'PgSleep'";
+const EXIT_DEADLINE: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(25);
 const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a host may take to say whether it is ready, where it is asked again.
@@ -1230,28 +1231,34 @@ impl HostProcess {
     /// SIGKILL, and wait for the end.
     pub async fn kill(&self) -> Result<()> {
         self.signal(libc::SIGKILL);
-        self.wait_exit(Duration::from_secs(10)).await.map(drop)
+        self.wait_exit().await.map(drop)
     }
 
     /// SIGTERM, and wait for a clean end.
     pub async fn stop(&self) -> Result<()> {
         self.signal(libc::SIGTERM);
-        let status = self.wait_exit(Duration::from_secs(40)).await?;
+        let status = self.wait_exit().await?;
         ensure!(status.success(), "host `{}` ended with {status}{}", self.name, self.log_end());
         Ok(())
     }
 
-    /// Wait for the end.
-    pub async fn wait_exit(&self, limit: Duration) -> Result<ExitStatus> {
+    /// Wait for the end, long enough for a start on a machine that does much else.
+    pub async fn wait_exit(&self) -> Result<ExitStatus> {
         let mut status = None;
         wait::until(
-            limit,
+            EXIT_DEADLINE,
             POLL,
             async || {
                 status = self.child.wait(Duration::ZERO);
                 Ok(status.is_some())
             },
-            async || format!("host `{}` did not end within {limit:?}{}", self.name, self.log_end()),
+            async || {
+                format!(
+                    "host `{}` did not end within {EXIT_DEADLINE:?}{}",
+                    self.name,
+                    self.log_end()
+                )
+            },
         )
         .await?;
         status.context("the host has ended")

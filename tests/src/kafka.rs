@@ -23,6 +23,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 
 use crate::maven;
 use crate::services::{self, Service};
+use crate::temp_dir::own_path;
 use crate::wait;
 
 /// Set to `host:port` to use brokers that run already.
@@ -96,20 +97,20 @@ impl KafkaServer {
 
     /// A broker of one's own, to kill and restart; takes some seconds and 300 MB. Blocks.
     pub fn start_private() -> Result<Self> {
-        Self::start_in(&own_dir(), QUICK_RETURN, &[])
+        Self::start_in(&own_path("broker"), QUICK_RETURN, &[])
     }
 
     /// A broker of one's own that makes a topic when a client names it, as Kafka does by default.
     /// Blocks.
     pub fn start_with_automatic_topics() -> Result<Self> {
-        Self::start_in(&own_dir(), AUTOMATIC_TOPICS, &[])
+        Self::start_in(&own_path("broker"), AUTOMATIC_TOPICS, &[])
     }
 
     /// A broker of one's own that is also reached by these ports: a client that comes by one of
     /// them is told to come by it. On each the caller passes clients on to the port of
     /// [`Self::own_ports`] at the same place. Blocks.
     pub fn start_behind(advertised: &[u16]) -> Result<Self> {
-        Self::start_in(&own_dir(), "", advertised)
+        Self::start_in(&own_path("broker"), "", advertised)
     }
 
     /// A broker of one's own that takes a user's password on the first of its [`Self::own_ports`].
@@ -122,7 +123,7 @@ impl KafkaServer {
              org.apache.kafka.common.security.plain.PlainLoginModule required \
              user_{user}=\"{password}\";\n"
         );
-        Self::start_in(&own_dir(), &settings, &[free_port()?])
+        Self::start_in(&own_path("broker"), &settings, &[free_port()?])
     }
 
     /// The ports that a broker of one's own listens on beside its usual one.
@@ -132,7 +133,7 @@ impl KafkaServer {
 
     /// A broker of one's own that is as patient as the shared one, for a benchmark. Blocks.
     pub fn start_lasting() -> Result<Self> {
-        Self::start_in(&own_dir(), LASTING, &[])
+        Self::start_in(&own_path("broker"), LASTING, &[])
     }
 
     fn start_in(dir: &Path, settings: &str, advertised: &[u16]) -> Result<Self> {
@@ -412,20 +413,6 @@ impl Drop for Broker {
         }
         let _ = fs::remove_dir_all(&self.dir); // what is left is in a folder that others clear
     }
-}
-
-/// A folder for a broker of one's own. Folders of processes that have ended are removed: one that
-/// was killed removes none, and one whose broker is in a `static` neither.
-fn own_dir() -> PathBuf {
-    let all = services::target_dir().join("test-brokers");
-    for folder in fs::read_dir(&all).into_iter().flatten().flatten() {
-        let name = folder.file_name();
-        let process = name.to_str().and_then(|name| name.split('-').next()).unwrap_or_default();
-        if !Path::new("/proc").join(process).exists() {
-            let _ = fs::remove_dir_all(folder.path()); // another process may be removing it
-        }
-    }
-    all.join(format!("{}-{:08x}", std::process::id(), rand::random::<u32>()))
 }
 
 /// `java` with Kafka's jars, a small heap and the quick compiler: a broker that lives for

@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
+use crate::temp_dir::own_path;
+
 /// How long a shared server outlives its last user: between two test binaries there may be
 /// nobody who uses it.
 pub const IDLE_LIMIT: Duration = Duration::from_secs(30);
@@ -137,7 +139,7 @@ fn ensure_running(name: &str, supervisor: &mut Child) -> Result<()> {
 pub fn supervise<S: Service>() -> Result<()> {
     let mut state = open(S::NAME, "json")?;
     state.lock().context("failed to lock the state")?;
-    let dir = fresh_dir(S::NAME)?;
+    let dir = own_path(S::NAME);
     let server = S::start(&dir)?;
     let running = Running { pid: std::process::id(), address: server.address() };
     state.write_all(&serde_json::to_vec(&running)?).context("failed to publish the address")?;
@@ -163,21 +165,6 @@ fn wait_until_idle<S: Service>(server: &S) -> Result<Option<File>> {
         std::thread::sleep(Duration::from_millis(500));
     }
     Ok(None)
-}
-
-/// A folder named after us. Those of supervisors that were killed are removed.
-fn fresh_dir(name: &str) -> Result<PathBuf> {
-    let parent = services_dir()?;
-    for entry in fs::read_dir(&parent).context("failed to list old data")?.flatten() {
-        let file_name = entry.file_name();
-        let pid = file_name
-            .to_str()
-            .and_then(|file| file.strip_prefix(name)?.strip_prefix('-')?.parse().ok());
-        if pid.is_some_and(|pid| !oncebox_devkit::local::process::is_running(pid)) {
-            let _ = fs::remove_dir_all(entry.path()); // its server may still be ending: next time
-        }
-    }
-    Ok(parent.join(format!("{name}-{}", std::process::id())))
 }
 
 fn open(name: &str, extension: &str) -> Result<File> {

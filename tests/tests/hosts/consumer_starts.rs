@@ -226,7 +226,7 @@ async fn a_start_that_ends_the_process_does_so_once() -> Result<()> {
             ("ONCEBOX_KAFKA_IDLE_AFTER_MS", idle_after),
         ];
         let died = fixture.start("a", &variables)?;
-        ensure!(!died.wait_exit(DEADLINE).await?.success());
+        ensure!(!died.wait_exit().await?.success());
         let host = fixture.start("a", &variables)?;
         neighbour.wait_effects(5).await?;
         until_quarantined(&fixture, &host).await?;
@@ -278,7 +278,7 @@ async fn a_kill_while_it_joins_quarantines_nothing() -> Result<()> {
     let fixture = HostFixture::new().await?;
     fixture.send(&Load::of([Work::Pay; 3])).await?;
     let killed = fixture.start("a", &[("ONCEBOX_FAILPOINT", "kafka:assign:after")])?;
-    ensure!(!killed.wait_exit(DEADLINE).await?.success());
+    ensure!(!killed.wait_exit().await?.success());
     let host = fixture.start("a", &[])?;
     fixture.wait_settled().await?;
     fixture.check().await?;

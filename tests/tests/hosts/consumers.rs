@@ -638,7 +638,7 @@ async fn killed_while_seeking(point: &str) -> Result<()> {
     fixture.send(&Load::of([Work::Pay; 30])).await?;
     fixture.wait_settled().await?;
     consumer(&fixture, &["seek"], &["--to", "beginning", "--yes", "--wait", "0"]).await?;
-    victim.wait_exit(Duration::from_secs(30)).await?;
+    victim.wait_exit().await?;
     ensure!(
         fixture.number("SELECT count(*) FROM oncebox.consumer WHERE seek IS NOT NULL").await? == 1,
         "it is not done"
@@ -657,7 +657,7 @@ async fn killed_while_deleting(point: &str) -> Result<()> {
     fixture.send(&Load::of([Work::Pay; 30])).await?;
     fixture.wait_settled().await?;
     consumer(&fixture, &["delete"], &["--confirm", "payments", "--wait", "0"]).await?;
-    victim.wait_exit(Duration::from_secs(40)).await?;
+    victim.wait_exit().await?;
     ensure!(fixture.number("SELECT count(*) FROM oncebox.consumer").await? == 1, "it is not done");
     let heir = fixture.start_ready("b", &[]).await?;
     fixture.until("SELECT 1 - count(*) FROM oncebox.consumer", 1).await?;
@@ -680,7 +680,7 @@ async fn killed_while_draining() -> Result<()> {
     fixture.send(&Load::of([Work::Fails(3); 10])).await?;
     fixture.wait_settled().await?;
     consumer(&fixture, &["drain"], &["--wait", "0"]).await?;
-    victim.wait_exit(Duration::from_secs(30)).await?;
+    victim.wait_exit().await?;
     let heir = fixture.start_ready("b", &[]).await?;
     fixture.until("SELECT count(*) FROM oncebox.consumer WHERE state = 'paused'", 1).await?;
     fixture.check().await?;

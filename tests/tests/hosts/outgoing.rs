@@ -68,7 +68,7 @@ async fn dies_at(point: &'static str) -> Result<()> {
         shop.cancel_late("stop-2").await?;
     }
     let status = host
-        .wait_exit(Duration::from_secs(40))
+        .wait_exit()
         .await
         .with_context(|| format!("`{armed}` was never reached; seed {seed}"))?;
     ensure!(status.signal() == Some(libc::SIGKILL), "the host ended with {status}");
@@ -337,7 +337,7 @@ async fn the_example_confirms_and_reminds_once_although_its_host_dies() {
         publish("placed", number).await;
     }
     let host = base.start("a", &[("ONCEBOX_FAILPOINT", "outgoing:send:after@5")]).unwrap();
-    let status = host.wait_exit(Duration::from_secs(40)).await.unwrap();
+    let status = host.wait_exit().await.unwrap();
     assert_eq!(status.signal(), Some(libc::SIGKILL), "{status}");
     end_leases(&base).await.unwrap();
     let hosts = HOSTS.map(|name| base.start(name, &[]).unwrap());

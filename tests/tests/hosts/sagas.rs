@@ -160,7 +160,7 @@ impl SagaFixture {
     /// Starts a host that dies at a point.
     async fn die_at(&self, point: &str) -> Result<()> {
         let host = self.base.start("a", &[("ONCEBOX_FAILPOINT", point)])?;
-        let status = host.wait_exit(Duration::from_secs(60)).await?;
+        let status = host.wait_exit().await?;
         ensure!(status.signal() == Some(libc::SIGKILL), "the host ended with {status}");
         Ok(())
     }

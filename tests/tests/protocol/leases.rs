@@ -21,6 +21,7 @@ use oncebox_tests::{
     },
     job::{carry_out, inbox_job},
     load::{Load, Work},
+    temp_dir::TempDir,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use sqlx::{AssertSqlSafe, Connection, Executor};
@@ -736,8 +737,8 @@ async fn what_could_not_be_recorded_in_time_is_taken_back() {
 /// crash counted.
 #[tokio::test(flavor = "multi_thread")]
 async fn restarts_of_the_server_under_a_lease_are_no_crashes() {
-    let folder = std::env::temp_dir().join(format!("oncebox-lease-{:08x}", rand::random::<u32>()));
-    let options = PostgresOptions::new(&folder).tcp(true);
+    let folder = TempDir::new("lease");
+    let options = PostgresOptions::new(folder.path()).tcp(true);
     let mut postgres =
         spawn_blocking(move || PrivatePostgres::start(options)).await.unwrap().unwrap();
     let options = Options {
@@ -762,7 +763,6 @@ async fn restarts_of_the_server_under_a_lease_are_no_crashes() {
     host.stop().await.unwrap();
     drop(fixture);
     drop(postgres);
-    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 /// What could go wrong: a message that takes the server with it is an outage each time, and never

@@ -3082,7 +3082,7 @@ async fn start_ends_the_host(defect: Option<&Defect>) -> Result<()> {
         ("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0"),
     ];
     let died = fixture.start("a", &variables)?;
-    died.wait_exit(Duration::from_secs(60)).await?;
+    died.wait_exit().await?;
     let host = fixture.start("a", &variables)?;
     let deadline = Instant::now() + Duration::from_secs(60);
     while host.metric("oncebox_consumer_quarantined", &[&fixture.tenant.name]).await != Some(1.0) {

@@ -24,6 +24,7 @@ use oncebox_tests::{
     guests::{self, End},
     kafka::KafkaServer,
     program,
+    temp_dir::TempDir,
 };
 
 /// The project's folder.
@@ -58,7 +59,7 @@ const README: Page = Page {
             "a private Kafka is in its place",
         ),
         ("./test.sh", "runs this test"),
-        ("./check.sh", "compiles everything once more; what decides on changes runs it"),
+        ("./check.sh", "compiles everything that the tests run; what decides on changes runs it"),
         ("./bench.sh", "takes twelve minutes; benchmark.rs runs its parts"),
     ],
 };
@@ -242,8 +243,8 @@ fn rewritten(text: &str, printed: &[(Step, ShellOutput)]) -> String {
 #[test]
 fn readme() {
     let kafka = KafkaServer::start_with_automatic_topics().unwrap();
-    let folder = std::env::temp_dir().join(format!("oncebox-docs-{:016x}", rand::random::<u64>()));
-    let postgres = PrivatePostgres::start(PostgresOptions::new(&folder).tcp(true)).unwrap();
+    let folder = TempDir::new("docs");
+    let postgres = PrivatePostgres::start(PostgresOptions::new(folder.path()).tcp(true)).unwrap();
     let url = postgres.url();
     let (login, rest) = url.strip_prefix("postgres://").unwrap().split_once('@').unwrap();
     let password = login.split_once(':').unwrap().1;

@@ -22,7 +22,7 @@ use oncebox_devkit::local::{
     process::Child,
 };
 use oncebox_model::policy::Policy;
-use oncebox_tests::{attacks::FUNCTIONS, http, program};
+use oncebox_tests::{attacks::FUNCTIONS, http, program, temp_dir::own_path};
 use rdkafka::{
     ClientConfig,
     message::{Header, OwnedHeaders},
@@ -89,13 +89,7 @@ pub struct HostileFixture {
 
 impl HostileFixture {
     pub async fn new() -> Self {
-        let dir = program::path()
-            .unwrap()
-            .ancestors()
-            .nth(2)
-            .unwrap()
-            .join("test-hostile")
-            .join(format!("{:016x}", rand::random::<u64>()));
+        let dir = own_path("hostile");
         std::fs::create_dir_all(&dir).unwrap();
         // Everything that the server is asked is in its log, so that what must not be there would
         // be.
@@ -352,7 +346,7 @@ impl HostileFixture {
         if let Some(host) = &mut self.host {
             host.end(&[(libc::SIGKILL, Duration::from_secs(10))]);
         }
-        let _ = std::fs::remove_dir_all(&self.dir); // what is left is in `target`
+        let _ = std::fs::remove_dir_all(&self.dir); // the next test removes what is left
     }
 }
 
