@@ -25,12 +25,10 @@ PLACES = int(os.environ.get("ONCEBOX_TEST_PLACES", "4"))
 THREADS = 2
 # A process that takes longer hangs, and is killed.
 MINUTES_MAX = 45
-# They compare shares, latencies, pauses or memory, or what a page shows of a machine that does nothing else; they rest
-# on how long a look or a loss takes, or load the machine, as a browser does.
-ALONE = [
-    "docs", "browser", "fairness", "many_tenants", "at_rest", "hot_swap", "hostile", "tenant_locks", "counted", "shadow",
-    "leases",
-]
+# They rest on how long a look or a loss takes, or load the machine, as a browser does: two at a time, the longest first.
+QUIET = ["browser", "docs", "shadow", "leases", "tenant_locks", "counted"]
+# They compare shares, latencies, pauses or memory.
+ALONE = ["fairness", "many_tenants", "at_rest", "hot_swap", "hostile"]
 # The longest first, so that none of them is left over at the end.
 LONGEST = [
     "sabotage", "first_hour", "crash_recovery", "verify", "guest_sdk", "outages", "outgoing", "redrive",
@@ -118,7 +116,7 @@ class Run:
         shown = pathlib.Path(job.path).relative_to(ROOT) if pathlib.Path(job.path).is_relative_to(ROOT) else job.path
         self.say(f"     Running {'unittests ' * (job.source.parts[0] != 'tests')}{job.source} ({shown})\n{''.join(said)}")
 
-    def beside_each_other(self, queue):
+    def beside_each_other(self, places, queue):
         def work():
             while True:
                 with self.lock:
@@ -127,7 +125,7 @@ class Run:
                     job = queue.pop(0)
                 self.job(job)
 
-        threads = [threading.Thread(target=work) for _ in range(PLACES)]
+        threads = [threading.Thread(target=work) for _ in range(places)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -143,15 +141,16 @@ def main():
     parts = sys.argv[2:]
     arguments = parts[parts.index("--") + 1 :] if "--" in parts else []
     parts = parts[: len(parts) - len(arguments) - 1] if "--" in parts else parts
-    found = sorted(jobs(parts), key=lambda job: LONGEST.index(job.name) if job.name in LONGEST else len(LONGEST))
+    order = {name: place for place, name in enumerate([*LONGEST, *QUIET])}
+    found = sorted(jobs(parts), key=lambda job: order.get(job.name, len(order)))
     if not found:
         sys.exit(f"no test has one of these in its name: {' '.join(parts)}")
     with open(sys.argv[1], "w") as log:
         run = Run(log, arguments)
-        run.beside_each_other([job for job in found if job.name not in ALONE])
-        for job in found:
-            if job.name in ALONE:
-                run.job(job)
+        apart = {*QUIET, *ALONE}
+        run.beside_each_other(PLACES, [job for job in found if job.name not in apart])
+        run.beside_each_other(2, [job for job in found if job.name in QUIET])
+        run.beside_each_other(1, [job for job in found if job.name in ALONE])
         run.table("test", run.tests)
         run.table("file of tests", run.processes)
         run.table("of a processor, file of tests", run.processors)

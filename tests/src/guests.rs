@@ -7,9 +7,24 @@
 
 use std::fmt::Write as _;
 
+use anyhow::Result;
+use oncebox_runtime::{RuntimeConfig, WasmRuntime};
+
+use crate::services::target_dir;
+
 /// Where texts begin.
 const TEXTS: usize = 4096;
 const PAGE: usize = 65_536;
+
+/// A runtime that compiles what no test before it did, as a host does: a Python runtime takes ten
+/// seconds.
+pub fn runtime() -> Result<WasmRuntime> {
+    Ok(WasmRuntime::new(RuntimeConfig {
+        instances_max: 4,
+        cache_dir: Some(target_dir().join("test-hosts/cache")),
+        ..RuntimeConfig::default()
+    })?)
+}
 
 /// One thing that a guest does. What it is answered changes nothing of what it does next, but for
 /// [`Step::GiveUpOnError`].

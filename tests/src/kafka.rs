@@ -319,7 +319,6 @@ impl Broker {
         let mut ports = ports.into_iter();
         let (port, controller) = (ports.next().context("a port")?, ports.next().context("a port")?);
         let broker = Self { dir: dir.to_owned(), port, behind: ports.collect(), child: None };
-        let data = dir.join("data");
         let numbered = |name: &str, ports: &[u16]| -> String {
             ports
                 .iter()
@@ -335,7 +334,7 @@ impl Broker {
              listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{}\n\
              advertised.listeners=PLAINTEXT://127.0.0.1:{port}{}\n\
              controller.quorum.voters=1@127.0.0.1:{controller}\n",
-            data.display(),
+            broker.data().display(),
             numbered("BEHIND", &broker.behind),
             numbered("BEHIND", advertised),
         );
@@ -348,20 +347,35 @@ impl Broker {
         self.dir.join("server.properties")
     }
 
+    fn data(&self) -> PathBuf {
+        self.dir.join("data")
+    }
+
+    /// Formats the storage. The files are the same for each broker, so that they are made once: to
+    /// make them starts a JVM.
     fn format(&self) -> Result<()> {
-        let mut format = java()?;
-        format
-            .args(["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c"])
-            .arg(self.settings());
-        let output = format
-            .output()
-            .context("failed to run `java`; install a runtime of version 17 or newer")?;
-        ensure!(
-            output.status.success(),
-            "failed to format Kafka's storage: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        Ok(())
+        let kept = libraries()?.join("formatted");
+        if !kept.is_dir() {
+            let mut format = java()?;
+            format
+                .args(["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c"])
+                .arg(self.settings());
+            let output = format
+                .output()
+                .context("failed to run `java`; install a runtime of version 17 or newer")?;
+            ensure!(
+                output.status.success(),
+                "failed to format Kafka's storage: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+            let copy = kept.with_added_extension(format!("{:08x}", rand::random::<u32>()));
+            copy_files(&self.data(), &copy)?;
+            if fs::rename(&copy, &kept).is_err() {
+                let _ = fs::remove_dir_all(&copy); // another process was faster
+            }
+            return Ok(());
+        }
+        copy_files(&kept, &self.data())
     }
 
     fn launch(&mut self) -> Result<()> {
@@ -418,17 +432,27 @@ impl Drop for Broker {
 /// `java` with Kafka's jars, a small heap and the quick compiler: a broker that lives for
 /// minutes does not repay better code.
 fn java() -> Result<Command> {
-    let otherwise = format!("install Maven, or set {BROKERS} to a broker that runs");
-    let mut class_path = OsString::from(maven::fetched(
-        "kafka/pom.xml",
-        "dependency:copy-dependencies",
-        "kafka-libs",
-        &otherwise,
-    )?);
+    let mut class_path = OsString::from(libraries()?);
     class_path.push("/*");
     let mut java = maven::java();
     java.args(["-Xmx512m", LOGGING, "-cp"]).arg(class_path);
     Ok(java)
+}
+
+/// The folder with Kafka's jars, fetched if need be.
+fn libraries() -> Result<PathBuf> {
+    let otherwise = format!("install Maven, or set {BROKERS} to a broker that runs");
+    maven::fetched("kafka/pom.xml", "dependency:copy-dependencies", "kafka-libs", &otherwise)
+}
+
+fn copy_files(from: &Path, to: &Path) -> Result<()> {
+    let failed = || format!("failed to copy `{}` to `{}`", from.display(), to.display());
+    fs::create_dir_all(to).with_context(failed)?;
+    for file in fs::read_dir(from).with_context(failed)? {
+        let file = file.with_context(failed)?;
+        fs::copy(file.path(), to.join(file.file_name())).with_context(failed)?;
+    }
+    Ok(())
 }
 
 /// A client for questions. It is quiet: that a broker is not up yet is no news here.

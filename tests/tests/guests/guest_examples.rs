@@ -9,8 +9,9 @@ use std::{
 
 use oncebox_inbox::SessionSettings;
 use oncebox_model::{handler::Handler, record::Record};
-use oncebox_runtime::{HandlerSettings, RuntimeConfig, WasmRuntime};
+use oncebox_runtime::{HandlerSettings, WasmRuntime};
 use oncebox_tests::{
+    guests,
     inbox::{
         InboxFixture, PlainHandler, PlainHandlers, Row, TestConsumer, deliver, execute, record,
     },
@@ -37,9 +38,7 @@ impl ExampleFixture {
         let inbox = InboxFixture::new().await;
         let tenant = inbox.tenant("acme", schema).await;
         let consumer = inbox.consumer(&tenant, "orders", POLICY).await;
-        let runtime =
-            WasmRuntime::new(RuntimeConfig { instances_max: 4, ..RuntimeConfig::default() })
-                .unwrap();
+        let runtime = guests::runtime().unwrap();
         let mut handlers = HashMap::new();
         for (event_type, name) in components {
             handlers.insert(

@@ -11,9 +11,12 @@ use std::{
 
 use oncebox_inbox::SessionSettings;
 use oncebox_model::{contract::is_emit, handler::Handler, record::Record};
-use oncebox_runtime::{HandlerSettings, RuntimeConfig, WasmRuntime};
-use oncebox_tests::inbox::{
-    InboxFixture, PlainHandler, PlainHandlers, Row, TestConsumer, deliver, execute, record,
+use oncebox_runtime::HandlerSettings;
+use oncebox_tests::{
+    guests,
+    inbox::{
+        InboxFixture, PlainHandler, PlainHandlers, Row, TestConsumer, deliver, execute, record,
+    },
 };
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
@@ -125,13 +128,12 @@ async fn load(path: &Path, consumer: &TestConsumer, settings: &[(&str, &str)]) -
             path.display()
         )
     });
-    let runtime =
-        WasmRuntime::new(RuntimeConfig { instances_max: 4, ..RuntimeConfig::default() }).unwrap();
+    let runtime = guests::runtime().unwrap();
     let start = Instant::now();
     let loaded =
         runtime.load(&bytes).await.unwrap_or_else(|error| panic!("`{component}`: {error}"));
     println!(
-        "{component}: {} KiB, checked and compiled in {:.2} s",
+        "{component}: {} KiB, loaded in {:.2} s",
         bytes.len() / 1024,
         start.elapsed().as_secs_f64()
     );
