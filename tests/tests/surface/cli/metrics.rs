@@ -217,3 +217,21 @@ fn every_panel_goes_on_with_a_command_that_is_there() {
         }
     }
 }
+
+/// What could go wrong: one panel covers another, or links to a panel lead to another.
+#[test]
+fn every_panel_has_a_place_and_a_number_of_its_own() {
+    let dashboard = dashboard();
+    let (mut numbers, mut places) = (BTreeSet::new(), BTreeMap::new());
+    for panel in dashboard["panels"].as_array().unwrap() {
+        let title = &panel["title"];
+        assert!(numbers.insert(panel["id"].as_u64().unwrap()), "{title}: its id is another's");
+        let [x, y, width, height] =
+            ["x", "y", "w", "h"].map(|side| panel["gridPos"][side].as_u64().unwrap());
+        assert!(x + width <= 24, "{title} is out of the grid");
+        for place in (y..y + height).flat_map(|row| (x..x + width).map(move |column| (row, column)))
+        {
+            assert_eq!(places.insert(place, title), None, "{title} covers another");
+        }
+    }
+}
