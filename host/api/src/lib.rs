@@ -155,7 +155,7 @@ impl Api {
             retention_runs: retention::RetentionRuns::default(),
             storage_reports: storage::reports(),
             doctor_reports: doctor::reports(),
-            inbox_scans: readiness::scans::InboxScans::default(),
+            inbox_scans: readiness::scans::scans(),
             lag_answers: lag::answers(),
             tasks: TaskTracker::new(),
         }))

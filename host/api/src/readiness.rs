@@ -1,14 +1,11 @@
 //! The seven parts of the baseline that a consumer meets before it is relied on.
 
 use axum::{Json, extract::State};
-use oncebox_control::{
-    BaselinePart, Consumer, Control, FactAnswer, ReadinessFact, ReadinessInput, ReadinessPart,
-};
-use oncebox_model::policy::Policy;
+use oncebox_control::{BaselinePart, FactAnswer, ReadinessFact, ReadinessInput, ReadinessPart};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use self::scans::{ScanError, ScanTurns, SharedScan};
+use self::scans::scanned;
 use crate::{Api, auth::Caller, error::ApiError, extract::Path, horizon};
 
 // Scans of inboxes, few at a time.
@@ -184,25 +181,6 @@ pub(crate) async fn show(
         answer: worst.into(),
         parts: parts.into_iter().map(Into::into).collect(),
     }))
-}
-
-/// Returns the scan of a consumer's inbox, of at most a minute ago. One that takes too long goes on
-/// without the request.
-async fn scanned(
-    api: &Api,
-    control: &Control,
-    row: &Consumer,
-    policy: &Policy,
-) -> Result<SharedScan, ScanError> {
-    let last = api.inbox_scans().of(row.consumer_id);
-    let turns = api.inbox_scans().turns();
-    let (control, row, policy) = (control.clone(), row.clone(), policy.clone());
-    let scanning = api.tasks().spawn(async move {
-        let revision = row.revision;
-        let scan = async { control.consumers().scan_inbox(&row, &policy).await };
-        last.fresh(&turns, revision, scan).await
-    });
-    ScanTurns::answer(scanning, api.limits().request_timeout).await
 }
 
 #[cfg(test)]
