@@ -2,7 +2,7 @@
 
 use axum::{
     extract::{FromRequestParts, RawPathParams},
-    http::{StatusCode, header, request::Parts},
+    http::{StatusCode, request::Parts},
     response::{Html, IntoResponse, Redirect, Response},
 };
 use maud::{DOCTYPE, html};
@@ -10,6 +10,7 @@ use oncebox_api::{Mode, link::with_query};
 
 use crate::{
     client::Client,
+    cookie,
     fields::Fields,
     html::MARK,
     layout::refused,
@@ -26,7 +27,7 @@ impl FromRequestParts<Console> for Visit {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, console: &Console) -> Result<Self, Response> {
-        let session = cookie(parts, COOKIE);
+        let session = cookie::value(parts, COOKIE);
         let found = console.0.api.of_session(parts, session.as_deref()).await;
         let principal = found.map_err(|error| refused(None, &error.into()))?;
         let target = parts.uri.path_and_query().map_or("/console", |target| target.as_str());
@@ -52,16 +53,6 @@ impl FromRequestParts<Console> for Visit {
             parts: parts.clone(),
         })
     }
-}
-
-/// Returns the value of a cookie of a request.
-pub(crate) fn cookie(parts: &Parts, wanted: &str) -> Option<String> {
-    let cookies = parts.headers.get_all(header::COOKIE).iter();
-    let mut pairs = cookies.filter_map(|value| value.to_str().ok()).flat_map(|v| v.split(';'));
-    pairs.find_map(|pair| {
-        let (name, value) = pair.trim().split_once('=')?;
-        (name == wanted).then(|| value.to_owned())
-    })
 }
 
 /// Returns the answer to a visitor without a valid session.

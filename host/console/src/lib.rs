@@ -7,6 +7,7 @@ mod state;
 // Files within the program.
 mod assets;
 // What a browser sends.
+mod cookie;
 mod fields;
 mod refusal;
 // The API, as a visitor may use it.

@@ -11,6 +11,7 @@ use oncebox_api::{Mode, link::with_query, session::SESSION_HOURS, session::check
 
 use crate::{
     admit::COOKIE,
+    cookie::Cookie,
     fields::Fields,
     form::check,
     layout::{document, refused},
@@ -114,15 +115,19 @@ pub(crate) async fn sign_out(State(console): State<Console>, request: Request) -
 
 /// Returns the cookie of a session that begins.
 pub(crate) fn session_cookie(is_encrypted: bool, secret: &str) -> HeaderValue {
-    cookie(is_encrypted, secret, i64::from(SESSION_HOURS) * 3_600)
+    cookie(is_encrypted, secret, SESSION_HOURS * 3_600)
 }
 
-/// Returns the cookie of a session. No script reads it, and a browser sends it with no request that
-/// a page of another site makes.
-fn cookie(is_encrypted: bool, secret: &str, age_s: i64) -> HeaderValue {
-    let secure = if is_encrypted { "; Secure" } else { "" };
-    let cookie = format!(
-        "{COOKIE}={secret}; Path=/console; Max-Age={age_s}; HttpOnly; SameSite=Strict{secure}"
-    );
-    HeaderValue::from_str(&cookie).unwrap_or_else(|_| HeaderValue::from_static(""))
+/// Returns the cookie of a session. A browser sends it with no request that a page of another site
+/// makes.
+fn cookie(is_encrypted: bool, secret: &str, age_s: i32) -> HeaderValue {
+    let session = Cookie {
+        name: COOKIE,
+        value: secret,
+        path: "/console",
+        same_site: "Strict",
+        age_s,
+        is_encrypted,
+    };
+    session.header()
 }

@@ -10,7 +10,8 @@ use oncebox_api::{Code, Mode, session::Person};
 
 use super::provider::{Pending, Provider};
 use crate::{
-    admit::{cookie, onward},
+    admit::onward,
+    cookie::{self, Cookie},
     fields::Fields,
     layout::refused,
     login::{form, session_cookie},
@@ -26,7 +27,7 @@ fn cookie_name(is_encrypted: bool) -> &'static str {
 }
 
 /// Seconds that a visitor has at the provider.
-const SECONDS: u32 = 600;
+const SECONDS: i32 = 600;
 
 /// Longest path to return to; a longer one leads to the first page.
 const NEXT_MAX: usize = 1_024;
@@ -57,7 +58,7 @@ pub(crate) async fn finish(State(console): State<Console>, parts: Parts) -> Resp
     let Some(provider) = provider(&console) else { return missing() };
     let query = Fields::parse(parts.uri.query().unwrap_or_default().as_bytes());
     let is_encrypted = provider.is_encrypted() || console.0.is_encrypted;
-    let pending = cookie(&parts, cookie_name(is_encrypted));
+    let pending = cookie::value(&parts, cookie_name(is_encrypted));
     let pending = pending.as_deref().and_then(Pending::decode);
     // Another site could send a visitor here with a code of its own.
     let pending = pending.filter(|pending| query.get("state") == Some(pending.state.as_str()));
@@ -67,33 +68,32 @@ pub(crate) async fn finish(State(console): State<Console>, parts: Parts) -> Resp
         return form(&console, StatusCode::BAD_REQUEST, "/console", Some(text));
     };
     let next = pending.next.clone();
-    let Some(_turn) = provider.turn().await else {
-        let text = "too many visitors sign in at present; load this page again";
-        return form(
-            &console,
-            StatusCode::SERVICE_UNAVAILABLE,
-            local_target(Some(&next)),
-            Some(text),
-        );
-    };
     let signed_in = match (query.get("code"), query.get("error")) {
         (Some(code), None) => sign_in(&console, provider, code.to_owned(), pending).await,
-        (_, Some(error)) => Err(format!("`{}` says `{error}`", provider.name())),
-        (None, None) => Err(format!("`{}` sent no code", provider.name())),
+        (_, Some(error)) => Err(forbidden(format!("`{}` says `{error}`", provider.name()))),
+        (None, None) => Err(forbidden(format!("`{}` sent no code", provider.name()))),
     };
-    let over = sign_in_cookie(is_encrypted, "", 0);
     let mut answer = match signed_in {
         Ok(secret) => {
             let cookies = [(header::SET_COOKIE, session_cookie(is_encrypted, &secret))];
             (cookies, onward(local_target(Some(&next)))).into_response()
         }
-        Err(why) => {
+        Err((status, why)) => {
             tracing::info!(reason = why, "console sign-in refused");
-            form(&console, StatusCode::FORBIDDEN, local_target(Some(&next)), Some(&why))
+            let answer = form(&console, status, local_target(Some(&next)), Some(&why));
+            // The code is as it was, for the next request of the same page.
+            if status == StatusCode::SERVICE_UNAVAILABLE {
+                return answer;
+            }
+            answer
         }
     };
-    answer.headers_mut().append(header::SET_COOKIE, over);
+    answer.headers_mut().append(header::SET_COOKIE, sign_in_cookie(is_encrypted, "", 0));
     answer
+}
+
+fn forbidden(why: String) -> (StatusCode, String) {
+    (StatusCode::FORBIDDEN, why)
 }
 
 async fn sign_in(
@@ -101,10 +101,16 @@ async fn sign_in(
     provider: &Provider,
     code: String,
     pending: Pending,
-) -> Result<String, String> {
-    let claims = provider.finish(code, pending).await;
-    let claims = claims.map_err(|error| format!("`{}`: {error}", provider.name()))?;
-    let (name, grant) = provider.options.admit(&claims)?;
+) -> Result<String, (StatusCode, String)> {
+    let claims = {
+        let Some(_turn) = provider.turn().await else {
+            let why = "too many visitors sign in at present; load this page again";
+            return Err((StatusCode::SERVICE_UNAVAILABLE, why.to_owned()));
+        };
+        provider.finish(code, pending).await
+    };
+    let claims = claims.map_err(|error| forbidden(format!("`{}`: {error}", provider.name())))?;
+    let (name, grant) = provider.options.admit(&claims).map_err(forbidden)?;
     let issuer = format!("oidc:{}", provider.name());
     let person = Person {
         name: &name,
@@ -113,9 +119,11 @@ async fn sign_in(
         tenant: grant.tenant.as_deref(),
     };
     let started = console.0.api.start_session_of(&person).boxed().await;
-    started.map_err(|error| match error.code() {
-        Code::Invalid | Code::Conflict => format!("{} (`oidc.name_claim`)", error.detail()),
-        _ => error.detail().to_owned(),
+    started.map_err(|error| {
+        forbidden(match error.code() {
+            Code::Invalid | Code::Conflict => format!("{} (`oidc.name_claim`)", error.detail()),
+            _ => error.detail().to_owned(),
+        })
     })
 }
 
@@ -131,8 +139,14 @@ fn missing() -> Response {
 
 /// Returns the cookie of a sign-in on its way. A browser sends it also where the provider sends a
 /// visitor back.
-fn sign_in_cookie(is_encrypted: bool, value: &str, age_s: u32) -> HeaderValue {
-    let (name, secure) = (cookie_name(is_encrypted), if is_encrypted { "; Secure" } else { "" });
-    let cookie = format!("{name}={value}; Path=/; Max-Age={age_s}; HttpOnly; SameSite=Lax{secure}");
-    HeaderValue::from_str(&cookie).unwrap_or_else(|_| HeaderValue::from_static(""))
+fn sign_in_cookie(is_encrypted: bool, value: &str, age_s: i32) -> HeaderValue {
+    let sign_in = Cookie {
+        name: cookie_name(is_encrypted),
+        value,
+        path: "/",
+        same_site: "Lax",
+        age_s,
+        is_encrypted,
+    };
+    sign_in.header()
 }

@@ -12,25 +12,80 @@ use oncebox_api::{
     link::{path, with_query},
     wire::{InboxDetailBody, Role},
 };
+use serde::de::IgnoredAny;
 use similar::{ChangeTag, TextDiff};
 
 use super::message::segments;
 use crate::{
     actions, form,
-    html::{input, of_consumer, pretty},
+    html::{input, of_consumer},
     layout::{Page, refused},
     refusal::Refusal,
     state::Console,
     visit::Visit,
 };
 
-/// Returns a payload over several lines, where it is JSON.
+/// Returns a payload over several lines, where it is JSON. Only the space between its values differs:
+/// a value that was read and written again would lose digits of a long number, and of two fields
+/// with one name the first.
 pub(super) fn readable(payload: &str) -> String {
-    serde_json::from_str(payload).map_or_else(|_| payload.to_owned(), |value| pretty(&value))
+    match serde_json::from_str::<IgnoredAny>(payload) {
+        Ok(_) => indented(payload),
+        Err(_) => payload.to_owned(),
+    }
+}
+
+/// Returns JSON with each field and each element in a line of its own.
+fn indented(json: &str) -> String {
+    let (mut lines, mut depth) = (String::with_capacity(2 * json.len()), 0);
+    let (mut in_string, mut is_escaped) = (false, false);
+    for character in json.chars() {
+        if in_string {
+            lines.push(character);
+            in_string = is_escaped || character != '"';
+            is_escaped = !is_escaped && character == '\\';
+            continue;
+        }
+        match character {
+            '{' | '[' => {
+                depth += 1;
+                lines.push(character);
+                end_line(&mut lines, depth);
+            }
+            '}' | ']' => {
+                depth -= 1;
+                lines.truncate(lines.trim_end().len());
+                if !lines.ends_with(['{', '[']) {
+                    end_line(&mut lines, depth);
+                }
+                lines.push(character);
+            }
+            ',' => {
+                lines.push(character);
+                end_line(&mut lines, depth);
+            }
+            ':' => lines.push_str(": "),
+            _ if character.is_ascii_whitespace() => {}
+            _ => {
+                lines.push(character);
+                in_string = character == '"';
+            }
+        }
+    }
+    lines
+}
+
+fn end_line(lines: &mut String, depth: usize) {
+    lines.push('\n');
+    lines.extend(std::iter::repeat_n("  ", depth.min(INDENTS_MAX)));
 }
 
 /// Largest payload that can be edited in a page, bytes.
 const EDITED_BYTES_MAX: usize = 512 << 10;
+
+/// Deepest level that is indented further than the one above: a payload that is all brackets and
+/// commas would become hundreds of times as long.
+const INDENTS_MAX: usize = 16;
 
 /// Largest number of lines of a comparison.
 const LINES_MAX: usize = 10_000;
@@ -217,12 +272,46 @@ mod tests {
         assert!(difference.contains(shown), "{before} and {after}: {difference}");
     }
 
+    fn check_readable(payload: &str, expected: &str) {
+        let readable = readable(payload);
+        assert_eq!(readable, expected);
+        assert_eq!(super::readable(&readable), readable, "it is readable already");
+    }
+
+    /// What could go wrong: a person reads another value than the handler.
+    #[test]
+    fn a_payload_is_shown_with_the_values_that_it_has() {
+        check_readable(
+            r#"{"n":12345678901234567890.10,"e":1E5,"n":1}"#,
+            "{\n  \"n\": 12345678901234567890.10,\n  \"e\": 1E5,\n  \"n\": 1\n}",
+        );
+        check_readable(
+            r#" {"a" : [ ] , "b":{},"c":[1,{"d":null}]}"#,
+            "{\n  \"a\": [],\n  \"b\": {},\n  \"c\": [\n    1,\n    {\n      \"d\": null\n    }\n  ]\n}",
+        );
+        check_readable(
+            r#"["a\\",",[:{\" }"," x "]"#,
+            "[\n  \"a\\\\\",\n  \",[:{\\\" }\",\n  \" x \"\n]",
+        );
+        check_readable(r#""\u00e9 {""#, r#""\u00e9 {""#);
+        check_readable("{ no JSON: 1", "{ no JSON: 1");
+        let deep = format!("{}1{}", "[".repeat(5_000), ",1]".repeat(5_000));
+        assert!(readable(&deep).len() < deep.len() * (2 + 2 * INDENTS_MAX));
+    }
+
     #[test]
     fn a_difference_is_shown_whatever_it_is_in() {
         check_one(r#"{"a":1,"b":2}"#, r#"{"a":1,"b":3}"#, "+   &quot;b&quot;: 3");
-        // Equal as JSON is read here, and different bytes.
-        check_one("123456789012345678901234567890", "123456789012345678901234567891", "+ 12");
-        check_one(r#"{"a":1,"a":2}"#, r#"{"a":2}"#, "- {");
+        // Equal once a program has read them, beside something that is not.
+        let before = r#"{"a":1,"n":123456789012345678901}"#;
+        check_one(
+            before,
+            r#"{"a":2,"n":123456789012345678902}"#,
+            "+   &quot;n&quot;: 123456789012345678902",
+        );
+        check_one(r#"{"a":1,"a":2,"b":1}"#, r#"{"a":2,"b":2}"#, "-   &quot;a&quot;: 1,");
+        // Another space is all that differs.
+        check_one(r#"{"a":1}"#, r#"{"a": 1}"#, "+ {&quot;a&quot;: 1}");
         check_one("a\nb", "a\nc", "+ c");
         check_one("a", &"x\n".repeat(LINES_MAX), "too many lines");
     }
