@@ -13,8 +13,10 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -25,10 +27,10 @@ PLACES = int(os.environ.get("ONCEBOX_TEST_PLACES", "4"))
 THREADS = 2
 # A process that takes longer hangs, and is killed.
 MINUTES_MAX = 45
-# They rest on how long a look or a loss takes, or load the machine, as a browser does: two at a time, the longest first.
-QUIET = ["browser", "docs", "shadow", "leases", "tenant_locks", "counted"]
-# They compare shares, latencies, pauses or memory.
-ALONE = ["fairness", "many_tenants", "at_rest", "hot_swap", "hostile"]
+# They rest on how long a look or a loss takes: two at a time, the longest first.
+QUIET = ["docs", "shadow", "leases", "tenant_locks", "counted"]
+# They compare shares, latencies, pauses or memory, or load the machine, as a browser does.
+ALONE = ["browser", "fairness", "many_tenants", "at_rest", "hot_swap", "hostile"]
 # The longest first, so that none of them is left over at the end.
 LONGEST = [
     "sabotage", "first_hour", "crash_recovery", "verify", "guest_sdk", "outages", "outgoing", "redrive",
@@ -38,6 +40,10 @@ LONGEST = [
 SHOWN = 20
 # Set by lints.sh, for the workspace.
 LINTS = ["RUSTC_WORKSPACE_WRAPPER", "CLIPPY_ARGS"]
+
+# A folder in memory for temporary files, where it has room: commands make clusters of PostgreSQL there, which are a
+# thousand files each.
+MEMORY, MEMORY_BYTES = "/dev/shm", 6 << 30
 
 Job = collections.namedtuple("Job", "name source path package tests")
 ENDED = re.compile(r"^test (\S+) \.\.\. (?:.*\b)?(?:ok|FAILED)$")
@@ -71,8 +77,8 @@ def jobs(parts):
 class Run:
     """One run of the suite: its log, and what became of each process."""
 
-    def __init__(self, log, arguments):
-        self.log, self.arguments = log, arguments
+    def __init__(self, log, arguments, temporary):
+        self.log, self.arguments, self.temporary = log, arguments, temporary
         self.lock = threading.Lock()
         self.processes, self.processors, self.tests, self.failed = [], [], [], []
 
@@ -87,7 +93,7 @@ class Run:
         began = time.monotonic()
         # A handler that a test builds is linted nowhere.
         environment = {name: value for name, value in os.environ.items() if name not in LINTS}
-        environment["CARGO_MANIFEST_DIR"] = str(job.package)
+        environment |= {"CARGO_MANIFEST_DIR": str(job.package), "TMPDIR": self.temporary}
         command = [job.path, f"--test-threads={THREADS}", "--exact", *job.tests, *self.arguments]
         process = subprocess.Popen(command, cwd=job.package, env=environment, stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -135,6 +141,16 @@ class Run:
         self.say(f"\nseconds  {what}\n" + "".join(f"{seconds:7.0f}  {name}\n" for seconds, name in sorted(took, reverse=True)[:SHOWN]))
 
 
+def temporary_folder():
+    """A new folder for temporary files, readable for the user that PostgreSQL runs as."""
+    has_room = os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES
+    # Toolchains run what they build in such a folder.
+    has_room = has_room and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+    folder = tempfile.TemporaryDirectory(prefix="oncebox-", dir=MEMORY if has_room else None, ignore_cleanup_errors=True)
+    os.chmod(folder.name, 0o755)
+    return folder
+
+
 def main():
     if len(sys.argv) < 2:
         sys.exit(f"usage: {sys.argv[0]} <log> [parts of names of tests…] [-- arguments of the test binaries…]")
@@ -145,8 +161,8 @@ def main():
     found = sorted(jobs(parts), key=lambda job: order.get(job.name, len(order)))
     if not found:
         sys.exit(f"no test has one of these in its name: {' '.join(parts)}")
-    with open(sys.argv[1], "w") as log:
-        run = Run(log, arguments)
+    with open(sys.argv[1], "w") as log, temporary_folder() as temporary:
+        run = Run(log, arguments, temporary)
         apart = {*QUIET, *ALONE}
         run.beside_each_other(PLACES, [job for job in found if job.name not in apart])
         run.beside_each_other(2, [job for job in found if job.name in QUIET])

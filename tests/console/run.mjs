@@ -58,6 +58,7 @@ async function each(tenant, around, meet) {
 
 /** A page whose errors end the run: a script that fails, or something that the policy of the pages refused. */
 function watched(page) {
+  page.setDefaultTimeout(PATIENCE_MS);
   page.on("pageerror", (error) => fail(`${page.url()}: ${error.stack}`));
   page.on("dialog", (dialog) => fail(`${page.url()}: ${dialog.message()}`));
   page.on("console", (message) => {
