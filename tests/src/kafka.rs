@@ -23,7 +23,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 
 use crate::maven;
 use crate::services::{self, Service};
-use crate::temp_dir::own_path;
+use crate::temp_dir::{own_path, own_path_on_disk};
 use crate::wait;
 
 /// Set to `host:port` to use brokers that run already.
@@ -133,7 +133,7 @@ impl KafkaServer {
 
     /// A broker of one's own that is as patient as the shared one, for a benchmark. Blocks.
     pub fn start_lasting() -> Result<Self> {
-        Self::start_in(&own_path("broker"), LASTING, &[])
+        Self::start_in(&own_path_on_disk("broker"), LASTING, &[])
     }
 
     fn start_in(dir: &Path, settings: &str, advertised: &[u16]) -> Result<Self> {

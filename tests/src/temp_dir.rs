@@ -39,14 +39,23 @@ impl Drop for TempDir {
 /// Chooses a path for data of this process. What processes left that have ended is removed: one that
 /// was killed removes nothing, and one whose server is in a `static` neither.
 pub fn own_path(name: &str) -> PathBuf {
-    for entry in fs::read_dir(&*DATA).into_iter().flatten().flatten() {
+    own_path_in(&DATA, name)
+}
+
+/// The same on the disk, where a benchmark measures a server as people run it.
+pub fn own_path_on_disk(name: &str) -> PathBuf {
+    own_path_in(&target_dir().join("test-data"), name)
+}
+
+fn own_path_in(all: &Path, name: &str) -> PathBuf {
+    for entry in fs::read_dir(all).into_iter().flatten().flatten() {
         let left = entry.file_name();
         let process = left.to_str().and_then(|left| left.split('-').next()).unwrap_or_default();
         if !Path::new("/proc").join(process).exists() {
             let _ = fs::remove_dir_all(entry.path()); // another process may be removing it
         }
     }
-    DATA.join(format!("{}-{name}-{:08x}", std::process::id(), rand::random::<u32>()))
+    all.join(format!("{}-{name}-{:08x}", std::process::id(), rand::random::<u32>()))
 }
 
 /// In memory where it has room, else in `target`: a database is a thousand files, and a disk takes
