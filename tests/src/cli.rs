@@ -14,10 +14,8 @@ use crate::{
     http, inbox,
     postgres::TestDatabase,
     program::{self, CommandOutput, WorkingDir},
-    wait,
+    wait::{self, DEADLINE},
 };
-
-const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Access of commands to the inbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,8 +9,9 @@ use sha2::{Digest, Sha256};
 use tokio::{task::JoinHandle, time::timeout};
 
 use crate::{
-    inbox::{DEADLINE, Gate, Guest, InboxFixture, TestConsumer, deliver, drive, record, take},
+    inbox::{Gate, Guest, InboxFixture, TestConsumer, deliver, drive, record, take},
     lookup3::{Forger, hash},
+    wait::DEADLINE,
 };
 
 /// What a victim says that was held up.

@@ -5,7 +5,11 @@
 //! at 512, one parameter at 1024, what is emitted at 2048, texts from 4096 on, and behind them what
 //! is allocated.
 
-use std::fmt::Write as _;
+use std::{
+    fmt::Write as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::Result;
 use oncebox_runtime::{RuntimeConfig, WasmRuntime};
@@ -24,6 +28,16 @@ pub fn runtime() -> Result<WasmRuntime> {
         cache_dir: Some(target_dir().join("test-hosts/cache")),
         ..RuntimeConfig::default()
     })?)
+}
+
+/// Folder of the artifacts of the examples, among them the standard library, and the flags that
+/// they were compiled with: with others it would be compiled once more.
+pub fn rust_artifacts() -> (PathBuf, String) {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest-examples");
+    let flags = Command::new(examples.join("build.sh")).arg("flags").output().expect("build.sh");
+    assert!(flags.status.success(), "{}", String::from_utf8_lossy(&flags.stderr));
+    let folder = examples.canonicalize().expect("the examples").join("target");
+    (folder, String::from_utf8(flags.stdout).expect("flags"))
 }
 
 /// One thing that a guest does. What it is answered changes nothing of what it does next, but for

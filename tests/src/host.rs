@@ -44,17 +44,13 @@ use crate::{
     program::WorkingDir,
     proxy::Proxy,
     services::target_dir,
-    wait,
+    wait::{self, DEADLINE},
 };
-
-/// How long anything may take that has to come.
-pub const DEADLINE: Duration = Duration::from_secs(60);
 
 const SLEEPING: &str =
     "SELECT count(*) FROM pg_stat_activity WHERE usename = '{login}' AND wait_event = 'PgSleep'";
-const EXIT_DEADLINE: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(25);
-const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
+const BROKER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a host may take to say whether it is ready, where it is asked again.
 const LOOK: Duration = Duration::from_secs(2);
 /// How long a host may take to say what it measures.
@@ -1055,7 +1051,7 @@ impl HostFixture {
                 AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))";
         // An idle worker's look for what is due is a transaction, too: it is enough to see none
         // once.
-        let deadline = Instant::now() + Duration::from_secs(15);
+        let deadline = Instant::now() + DEADLINE;
         while self.number(OPEN).await? > 0 {
             if Instant::now() > deadline {
                 return self
@@ -1246,18 +1242,14 @@ impl HostProcess {
     pub async fn wait_exit(&self) -> Result<ExitStatus> {
         let mut status = None;
         wait::until(
-            EXIT_DEADLINE,
+            DEADLINE,
             POLL,
             async || {
                 status = self.child.wait(Duration::ZERO);
                 Ok(status.is_some())
             },
             async || {
-                format!(
-                    "host `{}` did not end within {EXIT_DEADLINE:?}{}",
-                    self.name,
-                    self.log_end()
-                )
+                format!("host `{}` did not end within {DEADLINE:?}{}", self.name, self.log_end())
             },
         )
         .await?;

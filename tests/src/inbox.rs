@@ -36,10 +36,11 @@ use tokio_util::sync::CancellationToken;
 pub use guest::{Guest, code};
 pub use script::{Gate, PlainHandler, PlainHandlers, Ran, Script, ScriptControl, execute};
 
-use crate::{coverage, postgres::TestDatabase, wait};
-
-/// How long anything may take that has to come.
-pub const DEADLINE: Duration = Duration::from_secs(30);
+use crate::{
+    coverage,
+    postgres::TestDatabase,
+    wait::{self, DEADLINE},
+};
 
 /// What the template database is made from: the migrations and functions that are compiled into
 /// this very program, and the code that applies them.

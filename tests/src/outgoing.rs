@@ -25,8 +25,9 @@ use sqlx::{AssertSqlSafe, Executor, PgConnection, PgExecutor, PgPool};
 use tokio::time::timeout;
 
 use crate::inbox::{
-    DEADLINE, InboxFixture, PlainHandlers, Script, ScriptControl, TestConsumer, code, record,
+    InboxFixture, PlainHandlers, Script, ScriptControl, TestConsumer, code, record,
 };
+use crate::wait::DEADLINE;
 
 /// A handler that emits what its messages say and then does the rest of their scripts.
 struct Emitter {

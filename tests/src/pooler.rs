@@ -6,7 +6,10 @@ use anyhow::{Context, Result, ensure};
 use oncebox_devkit::local::{free_port, process::Child};
 use tokio::net::TcpStream;
 
-use crate::{temp_dir::TempDir, wait};
+use crate::{
+    temp_dir::TempDir,
+    wait::{self, DEADLINE},
+};
 
 /// It runs as this user where the tests run as root, which it refuses.
 const USER: &str = "nobody";
@@ -69,7 +72,7 @@ impl Pooler {
             format!("`pgbouncer` does not listen: {}", log.unwrap_or_default())
         };
         wait::until(
-            Duration::from_secs(30),
+            DEADLINE,
             Duration::from_millis(20),
             async || {
                 ensure!(self.child.is_running(), text());

@@ -3,14 +3,13 @@
 use std::{
     path::{Path, PathBuf},
     process::{Output, Stdio},
-    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
 
-const DEADLINE: Duration = Duration::from_secs(180);
+use crate::wait::DEADLINE;
 
 /// The program, beside the tests, built by `cargo build --workspace --bins`.
 pub fn path() -> Result<PathBuf> {

@@ -17,11 +17,10 @@ use oncebox_devkit::local::process::Child;
 use serde_json::{Value, json};
 
 use crate::maven;
+use crate::wait::DEADLINE;
 
 /// Where the routes of Confluent's registry stand in Apicurio's.
 const PREFIX: &str = "/apis/ccompat/v7";
-const START_TIMEOUT: Duration = Duration::from_secs(90);
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(50);
 
 /// A registry with its schemas in memory. It ends with the value, and with the process however that
@@ -112,7 +111,7 @@ impl Registry {
     fn ask(&self, method: &str, path: &str, body: &str) -> Result<Value> {
         let mut stream =
             TcpStream::connect(("127.0.0.1", self.port)).context("failed to reach the registry")?;
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        stream.set_read_timeout(Some(DEADLINE))?;
         let length = body.len();
         // HTTP/1.0, so that the answer comes in one piece and ends with the connection.
         write!(
@@ -131,7 +130,7 @@ impl Registry {
 
     /// Ready is when the list of subjects is answered.
     fn wait_until_ready(&self) -> Result<()> {
-        let deadline = Instant::now() + START_TIMEOUT;
+        let deadline = Instant::now() + DEADLINE;
         while !self.ask("GET", "/subjects", "").is_ok_and(|subjects| subjects.is_array()) {
             let runs = self.child.as_ref().is_some_and(Child::is_running);
             let log = || fs::read_to_string(&self.log).unwrap_or_default();

@@ -40,7 +40,7 @@ pub const LATE: &str = "late";
 pub const DEAD: &str = "dead";
 /// Token of what is due later.
 const TOKEN: &str = "later";
-const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
+const BROKER_TIMEOUT: Duration = Duration::from_secs(30);
 
 const SEEN: &str = "CREATE TABLE seen (place bigint GENERATED ALWAYS AS IDENTITY, consumer text \
     NOT NULL, message_id text NOT NULL)";

@@ -5,6 +5,10 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use tokio::time::{Instant, sleep};
 
+/// How long anything may take that has to come, on a machine that does other things as well. Where
+/// the time itself is promised, a test compares it.
+pub const DEADLINE: Duration = Duration::from_secs(180);
+
 /// Waits until `is_true` returns true, and looks every `pause`. Fails after `limit` with the text
 /// that `late` returns.
 pub async fn until(

@@ -3,7 +3,8 @@
 use sqlx::{AssertSqlSafe, Executor, PgConnection};
 use tokio::time::timeout;
 
-use super::{DEADLINE, InboxFixture, TestConsumer};
+use super::{InboxFixture, TestConsumer};
+use crate::wait::DEADLINE;
 
 /// A session of a tenant that calls the host's functions as a host would, step by step.
 pub struct Guest {

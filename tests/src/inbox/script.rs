@@ -24,7 +24,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::DEADLINE;
+use crate::wait::DEADLINE;
 
 /// The handler of an event type.
 type Resolve = dyn Fn(&str) -> Option<Arc<dyn Handler>> + Send + Sync;

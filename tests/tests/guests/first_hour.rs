@@ -96,12 +96,13 @@ impl ProjectFixture {
             .unwrap()
     }
 
-    /// Cargo's artifacts, among them the standard library, are kept from one run to the next.
-    fn share_target(&self, language: &str) {
+    /// Cargo finds its artifacts, among them the standard library, where the examples have theirs.
+    fn share_target(&mut self, language: &str) {
         if language == "rust" {
-            let kept = program().ancestors().nth(2).unwrap().join("languages/rust");
-            std::fs::create_dir_all(&kept).unwrap();
-            std::os::unix::fs::symlink(kept, self.folder.join("target")).unwrap();
+            let (artifacts, flags) = guests::rust_artifacts();
+            std::fs::create_dir_all(&artifacts).unwrap();
+            std::os::unix::fs::symlink(artifacts, self.folder.join("target")).unwrap();
+            self.variables.push(("CARGO_ENCODED_RUSTFLAGS", flags));
         }
     }
 

@@ -7,11 +7,11 @@ use std::net::SocketAddr;
 use anyhow::{Result, ensure};
 use oncebox_control::NewDeployment;
 use oncebox_tests::{
-    host::{DEADLINE, HostFixture, HostProcess, Options, aside},
+    host::{HostFixture, HostProcess, Options, aside},
     kafka::KafkaServer,
     load::{Load, Work},
     proxy::Proxy,
-    wait,
+    wait::{self, DEADLINE},
 };
 use tokio::net::TcpListener;
 

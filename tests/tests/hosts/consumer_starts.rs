@@ -8,10 +8,10 @@ use anyhow::{Result, ensure};
 use oncebox_control::{Control, Start, StartTurn};
 use oncebox_model::policy::Policy;
 use oncebox_tests::{
-    host::{DEADLINE, HostFixture, HostProcess},
+    host::{HostFixture, HostProcess},
     inbox::{InboxFixture, TestConsumer},
     load::{Load, Work},
-    wait,
+    wait::{self, DEADLINE},
 };
 
 const CONSUMER: &str = "payments";

@@ -15,6 +15,7 @@ use oncebox_tests::{
     host::{HostFixture, Options},
     inbox::{InboxFixture, TestConsumer, deliver, record},
     load::{Load, Work},
+    wait::DEADLINE,
 };
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -181,7 +182,7 @@ async fn a_seek_is_one_hosts_turn_once_all_have_stopped() {
     );
     // A request that was refused lets go of the consumer's row a little after its answer.
     let late = async || {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + DEADLINE;
         loop {
             match control.reconciliation().seek_turn(id).await.unwrap() {
                 SeekTurn::Waits(hosts) => return hosts,
@@ -217,7 +218,7 @@ async fn a_seek_is_one_hosts_turn_once_all_have_stopped() {
     );
     // The host dies.
     drop(hand);
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + DEADLINE;
     let hand = loop {
         match control.reconciliation().seek_turn(id).await.unwrap() {
             SeekTurn::Ours(hand) => break hand,
@@ -281,7 +282,7 @@ async fn a_consumer_that_ends_is_denied_and_leaves_the_audit_log_alone() {
         DeletionStep::Last(last) => drop(last), // the host dies
         _ => panic!("the inbox is empty"),
     }
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + DEADLINE;
     loop {
         assert!(Instant::now() < deadline, "nobody can take it over");
         if let DeletionStep::Last(last) =
@@ -482,7 +483,7 @@ async fn every_command_waits_for_the_hosts() {
         SELECT to_jsonb(1) FROM u",
     )
     .await;
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + DEADLINE;
     let failing = loop {
         let all = consumers().await;
         if all[1]["hosts"][0]["state"] == "failing" {

@@ -22,6 +22,7 @@ use oncebox_tests::{
     kafka::KafkaServer,
     load::{Load, Work},
     proxy::{Proxy, Struck},
+    wait::DEADLINE,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use tokio::time::sleep;
@@ -153,7 +154,7 @@ async fn a_message_that_kills_the_process_is_parked_and_its_neighbours_complete(
 
     let mut kills = 0;
     let mut host = fixture.start("a", &[]).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + DEADLINE;
     loop {
         let found = fixture.found().await.unwrap();
         let row = found.iter().find(|row| row.message_id == killer);
@@ -527,7 +528,7 @@ async fn finish_keys(fixture: &HostFixture) -> Result<String> {
     const WAITING: &str =
         "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status = 'waiting'";
     let waited = fixture.number(WAITING).await?;
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + DEADLINE;
     while fixture
         .number(
             "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status NOT \

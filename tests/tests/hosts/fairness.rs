@@ -16,8 +16,9 @@ use oncebox_inbox::{
 use oncebox_model::{InboxError, TenantLimits, record::Record};
 use oncebox_tests::{
     host::{HostFixture, Options},
-    inbox::{DEADLINE, InboxFixture, TestConsumer, record},
+    inbox::{InboxFixture, TestConsumer, record},
     load::{Load, Work},
+    wait::DEADLINE,
 };
 use tokio::{
     task::JoinHandle,

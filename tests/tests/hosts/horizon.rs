@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 use oncebox_tests::{
     host::{HostFixture, Options},
     program::{CommandOutput, WorkingDir},
-    wait,
+    wait::{self, DEADLINE},
 };
 use serde_json::{Value, json};
 
@@ -262,7 +262,7 @@ async fn noticed() -> Result<()> {
     // The gauges of a consumer that no longer runs here are gone.
     fixture.ok(&["consumer", "pause", "payments", "--tenant", &fixture.tenant.name]).await?;
     wait::until(
-        Duration::from_secs(30),
+        DEADLINE,
         Duration::from_millis(100),
         async || Ok(host.samples(SHORT).await.is_empty()),
         async || "the gauge stays".to_owned(),

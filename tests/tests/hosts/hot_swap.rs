@@ -12,6 +12,7 @@ use oncebox_control::{Deployment, DeploymentRole, Guard, NewDeployment, Retries,
 use oncebox_tests::{
     host::{HostFixture, HostProcess, Options},
     load::{Load, Work},
+    wait::DEADLINE,
 };
 use tokio::time::sleep;
 
@@ -81,7 +82,7 @@ fn slot() -> Slot {
 
 /// Wait until every host that lives runs a generation.
 async fn wait_switched(fixture: &HostFixture, generation: i64) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + DEADLINE;
     loop {
         let hosts = fixture.control.hosts().progress(fixture.consumer_id).await?;
         if !hosts.is_empty() && hosts.iter().all(|host| host.generation >= generation) {
@@ -441,7 +442,7 @@ async fn shadowed() -> Result<()> {
         let report = fixture.control.shadows().report(shadow.deployment_id).await?;
         anyhow::Ok((report.differ, report))
     };
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + DEADLINE;
     let mut burst = 0;
     let report = loop {
         // Its first messages may come before every table has its trigger.

@@ -20,6 +20,7 @@ use oncebox_model::InboxError;
 use oncebox_tests::{
     host::{HostFixture, HostProcess, Options},
     program::WorkingDir,
+    wait::DEADLINE,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rdkafka::{
@@ -32,8 +33,6 @@ use tokio::time::sleep;
 
 const LEDGER: &[u8] = include_bytes!("../../../guest-examples/components/ledger.wasm");
 const SCHEMA: &str = include_str!("../../../guest-examples/ledger/schema.sql");
-/// How long any step may take while hosts die.
-const STEP: Duration = Duration::from_secs(180);
 
 /// A host that is started again under its name, at its address.
 struct Slot {
@@ -122,7 +121,7 @@ impl LifecycleFixture {
     /// What a command says that some host carries out, whoever dies meanwhile; of each try, when it
     /// takes several. `done` is what one says that was carried out before its answer was lost.
     async fn api(&self, arguments: &[&str], done: &str) -> Result<String> {
-        let deadline = Instant::now() + STEP;
+        let deadline = Instant::now() + DEADLINE;
         let mut said = String::new();
         for attempt in 0.. {
             let living: Vec<_> = self
@@ -145,7 +144,7 @@ impl LifecycleFixture {
                 {
                     println!(
                         "{:>7} ms  {}",
-                        (Instant::now() + STEP - deadline).as_millis(),
+                        (Instant::now() + DEADLINE - deadline).as_millis(),
                         arguments.join(" ")
                     );
                     return Ok(said);
@@ -299,7 +298,7 @@ impl LifecycleFixture {
     /// Everything that was sent and not skipped has its effect, once; nothing that was skipped has
     /// one.
     async fn wait_exact(&self, consumer: &TestConsumer) -> Result<()> {
-        let deadline = Instant::now() + STEP;
+        let deadline = Instant::now() + DEADLINE;
         while self.effects(consumer).await? < consumer.expected() as i64 {
             if Instant::now() > deadline {
                 return self.hosts.violated(self.late(consumer).await?);
@@ -349,7 +348,7 @@ impl LifecycleFixture {
 
     /// It goes on: effects come.
     async fn wait_progress(&self, consumer: &TestConsumer) -> Result<()> {
-        let (before, deadline) = (self.effects(consumer).await?, Instant::now() + STEP);
+        let (before, deadline) = (self.effects(consumer).await?, Instant::now() + DEADLINE);
         while self.effects(consumer).await? <= before {
             if Instant::now() > deadline {
                 return self.hosts.violated(format!("no progress: {}", self.late(consumer).await?));
@@ -376,7 +375,7 @@ impl LifecycleFixture {
 
     /// Every host that lives says that nothing of the consumer runs there.
     async fn wait_stopped(&self, consumer: &TestConsumer) -> Result<()> {
-        let deadline = Instant::now() + STEP;
+        let deadline = Instant::now() + DEADLINE;
         while !self
             .hosts
             .control

@@ -13,11 +13,11 @@ use std::{
 use oncebox_control::{ReplayFilter, ReplayStart};
 use oncebox_model::record::Record;
 use oncebox_tests::{
-    host::{DEADLINE, HostFixture, HostProcess, Options},
+    host::{HostFixture, HostProcess, Options},
     inbox::{Guest, InboxFixture, deliver, record, step},
     load::{Load, Work},
     services::target_dir,
-    wait,
+    wait::{self, DEADLINE},
 };
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt as _, net::TcpSocket};

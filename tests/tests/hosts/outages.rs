@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use oncebox_devkit::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::{
-    host::{DEADLINE, HostFixture, HostProcess, Options, aside},
+    host::{HostFixture, HostProcess, Options, aside},
     kafka::KafkaServer,
     load::{Load, Work},
     pooler::Pooler,
     proxy::Proxy,
     temp_dir::TempDir,
+    wait::DEADLINE,
 };
 use sqlx::{Connection, Executor, PgConnection, postgres::PgConnectOptions};
 use tokio::task::spawn_blocking;
@@ -442,9 +443,6 @@ const FAULTS: [(Fault, &str); 5] = [
     (Fault::SessionsEnded, "all sessions on PostgreSQL end"),
 ];
 
-/// How long recovery may take on any machine.
-const RECOVERED: Duration = Duration::from_secs(180);
-
 /// How often each fault is tried, to measure; once where nothing is said.
 const ROUNDS: &str = "ONCEBOX_RECOVERY_ROUNDS";
 
@@ -504,8 +502,8 @@ async fn recover(fault: Fault) -> Result<Duration> {
     fixture.send(&Load::of([Work::Pay; 20]).named("after")).await?;
     while fixture.number(EFFECTS).await? < 80 {
         ensure!(
-            struck_at.elapsed() < RECOVERED,
-            "{} of 80 effects after {RECOVERED:?}",
+            struck_at.elapsed() < DEADLINE,
+            "{} of 80 effects after {DEADLINE:?}",
             fixture.number(EFFECTS).await?
         );
         tokio::time::sleep(Duration::from_millis(50)).await;

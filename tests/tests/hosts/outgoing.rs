@@ -16,6 +16,7 @@ use oncebox_tests::{
     job::outgoing_job,
     outgoing::derived_id,
     shop::{DEAD, LATE, Order, Publisher, ShopFixture, end_leases, read_topic},
+    wait::DEADLINE,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde_json::json;
@@ -232,7 +233,7 @@ async fn a_dead_destination_delays_no_other_and_loses_nothing() {
     shop.base.kafka().create_topic(&shop.dead, 2, &[]).await.unwrap();
     let redrive = outgoing_job(OutgoingAction::Redrive, JobFilter::default());
     let left = format!("SELECT 1 - least(1, count(*)) FROM ({at_rest}) n WHERE n.count > 0");
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + DEADLINE;
     while shop.base.number(&left).await.unwrap() == 0 {
         assert!(Instant::now() < deadline, "messages to the topic are not sent");
         shop.base.job(&redrive).await.unwrap();

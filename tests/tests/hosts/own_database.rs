@@ -26,6 +26,7 @@ use oncebox_tests::{
     load::{Load, Work},
     postgres::{TestDatabase, create_database, drop_database, with_database},
     temp_dir::TempDir,
+    wait::DEADLINE,
 };
 use sqlx::{AssertSqlSafe, PgPool};
 use tokio::{
@@ -705,7 +706,7 @@ async fn finished_by_a_host() -> Result<()> {
             "`{point}`: {ended:?}, {said:?}"
         );
         let host = fixture.start("a", &[])?;
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + DEADLINE;
         loop {
             const TRUTH: &str = "SELECT generation_required, (SELECT count(*) FROM \
                 oncebox.deployment WHERE redrive_pending) FROM oncebox.consumer WHERE consumer_id \

@@ -10,11 +10,11 @@ use oncebox_devkit::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_model::policy::{IdSource, Policy};
 use oncebox_tests::{
     guests::{self, End, Step},
-    host::{DEADLINE, HostFixture, Options},
+    host::{HostFixture, Options},
     load::{Load, Work},
     program::WorkingDir,
     temp_dir::TempDir,
-    wait,
+    wait::{self, DEADLINE},
 };
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};

@@ -7,6 +7,7 @@ use anyhow::Result;
 use oncebox_tests::{
     host::{HostFixture, Options},
     load::{Load, Work},
+    wait::DEADLINE,
 };
 use rand::{SeedableRng, rngs::StdRng};
 use tokio::time::sleep;
@@ -193,7 +194,7 @@ async fn a_topic_made_again_is_not_taken_for_its_predecessor() {
         fixture.send(&load).await.unwrap();
         let host = fixture.start("a", &[]).unwrap();
         fixture.until(EFFECTS, 20 * round).await.unwrap();
-        let acked = Instant::now() + Duration::from_secs(30);
+        let acked = Instant::now() + DEADLINE;
         while fixture.positions().await.unwrap().values().any(|(committed, end)| committed != end) {
             assert!(Instant::now() < acked, "not acked: {:?}", fixture.positions().await.unwrap());
             sleep(Duration::from_millis(50)).await;

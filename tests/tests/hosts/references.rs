@@ -9,7 +9,7 @@ use oncebox_tests::{
     host::{HostFixture, Options},
     load::{Load, Work},
     s3::{ACCESS_KEY_ID, BUCKET, S3Server, SECRET_ACCESS_KEY},
-    wait,
+    wait::{self, DEADLINE},
 };
 use rdkafka::{
     ClientConfig,
@@ -119,7 +119,7 @@ async fn a_partition_is_given_up_while_an_object_is_held() -> Result<()> {
     let host = fixture.start("a", &[])?;
     let is_held = async || Ok(server.asked(&held) == 1);
     let said = async || format!("it was asked for {:?}", server.gets());
-    wait::until(Duration::from_secs(30), Duration::from_millis(20), is_held, said).await?;
+    wait::until(DEADLINE, Duration::from_millis(20), is_held, said).await?;
     // Those before it are done: what runs next waits for it, with a backlog behind.
     host.until_metric_reaches("oncebox_reference_fetches_total", &["outcome=\"fetched\""], 5.0)
         .await?;

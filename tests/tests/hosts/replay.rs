@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use oncebox_control::{ReplayFilter, ReplayStart};
 use oncebox_tests::{
-    host::{DEADLINE, HostFixture, Options},
+    host::{HostFixture, Options},
     load::{Load, Work},
-    wait,
+    wait::{self, DEADLINE},
 };
 
 const CONSUMER: &str = "payments";

@@ -8,6 +8,7 @@ use oncebox_tests::{
     load::{Load, Work},
     s3::{S3Server, SECRET_ACCESS_KEY},
     services::target_dir,
+    wait::DEADLINE,
 };
 use serde_json::{Value, json};
 use sqlx::postgres::PgPoolOptions;
@@ -31,7 +32,7 @@ async fn aged(fixture: &HostFixture) -> String {
 }
 
 async fn until_gone(fixture: &HostFixture, name: &str) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + DEADLINE;
     let dropped = format!(
         "SELECT count(*) FROM oncebox.removal WHERE partition_name = '{name}' AND state = 'dropped'"
     );
@@ -47,7 +48,7 @@ fn lines(hosts: &[&HostProcess], holds: &str) -> usize {
 
 /// Waits until a host has written the line that follows the removal.
 async fn until_told(hosts: &[&HostProcess]) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + DEADLINE;
     while lines(hosts, "time partition removed") == 0 {
         assert!(Instant::now() < deadline, "no host says that it removed a time partition");
         sleep(Duration::from_millis(50)).await;
@@ -110,7 +111,7 @@ async fn hosts_remove_what_is_due_and_say_so() {
         host.stop().await.unwrap();
     }
     // The brokers may take a moment until the group has no member.
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + DEADLINE;
     while let Err(error) = fixture.reset_offsets(0).await {
         assert!(Instant::now() < deadline, "{error:#}");
         sleep(Duration::from_millis(200)).await;

@@ -10,7 +10,7 @@ use oncebox_tests::{
     load::{Load, Work},
     registry::Registry,
     services::target_dir,
-    wait,
+    wait::{self, DEADLINE},
 };
 use rdkafka::{
     ClientConfig,
@@ -328,7 +328,7 @@ async fn a_consumer_that_needs_a_registry_does_not_start_without_one() -> Result
             .is_ok_and(|log| log.contains("knows no schema registry"))
     };
     wait::until(
-        Duration::from_secs(30),
+        DEADLINE,
         Duration::from_millis(100),
         async || Ok(said().await),
         async || "it does not say so".to_owned(),

@@ -6,7 +6,7 @@ use oncebox_tests::{
     host::{HostFixture, HostProcess, Options},
     load::{Load, Work},
     services::target_dir,
-    wait,
+    wait::{self, DEADLINE},
 };
 use serde_json::{Value, json};
 
@@ -73,7 +73,7 @@ async fn a_host_shows_sizes_and_its_alert_fires() {
     fixture.ok(&delete).await.unwrap();
     let shown = async || watched(&host).await;
     wait::until(
-        Duration::from_secs(60),
+        DEADLINE,
         Duration::from_millis(50),
         async || Ok(shown().await.is_empty()),
         async || format!("what is no more is still shown: {:?}", shown().await),

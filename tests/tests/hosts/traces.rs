@@ -11,9 +11,9 @@ use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use oncebox_tests::{
     collector::{CollectedSpan, Collector},
-    host::{DEADLINE, HostFixture, HostProcess, Options},
+    host::{HostFixture, HostProcess, Options},
     shop::{Publisher, ShopFixture},
-    wait,
+    wait::{self, DEADLINE},
 };
 use rand::{SeedableRng, rngs::StdRng};
 use sqlx::AssertSqlSafe;

@@ -19,10 +19,10 @@ use oncebox_model::{
 };
 use oncebox_tests::{
     inbox::{
-        DEADLINE, InboxFixture, PlainHandler, PlainHandlers, TestConsumer, deliver, drive, execute,
-        open, record,
+        InboxFixture, PlainHandler, PlainHandlers, TestConsumer, deliver, drive, execute, open,
+        record,
     },
-    wait,
+    wait::{self, DEADLINE},
 };
 use tokio::{
     io::copy_bidirectional,
@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 /// exact.
 const POLICY: &str = "batch = { messages_max = 1 }\nbreaker = { runs_min = 10, pause_ms = 400, \
     pause_max_ms = 1600 }\n\
-    retry = { backoff_min_ms = 3600000, backoff_max_ms = 3600000 }";
+    retry = { backoff_min_ms = 3600000, backoff_max_ms = 3600000, jitter = 'none' }";
 
 /// A handler's version that fails or works as the test says, and counts its runs.
 #[derive(Default)]
@@ -334,7 +334,7 @@ async fn another_version_has_its_own_breaker_and_retries_wait() {
     let repaired = Arc::new(Switch::default());
     repaired.set(true);
     host.set_handlers(PlainHandlers::of(repaired.handler(2)));
-    let errors = timeout(Duration::from_secs(20), drive(&mut partition, &records[10..]))
+    let errors = timeout(DEADLINE, drive(&mut partition, &records[10..]))
         .await
         .expect("the new version has no breaker");
     assert!(errors.is_empty(), "{errors:?}");

@@ -8,10 +8,11 @@ use oncebox_inbox::ConsumerInbox;
 use oncebox_model::{InboxError, record::Record};
 use oncebox_tests::{
     inbox::{
-        DEADLINE, Guest, InboxFixture, PlainHandlers, Script, TestConsumer, both, code, deliver,
-        drive, open, record, records, step, take,
+        Guest, InboxFixture, PlainHandlers, Script, TestConsumer, both, code, deliver, drive, open,
+        record, records, step, take,
     },
     job::{carry_out, inbox_job},
+    wait::DEADLINE,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use sha2::Digest;

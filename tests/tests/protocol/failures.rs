@@ -15,11 +15,11 @@ use oncebox_model::{
 };
 use oncebox_tests::{
     inbox::{
-        DEADLINE, InboxFixture, PlainHandler, PlainHandlers, Row, TestConsumer, both, deliver,
-        drive, execute, record, take,
+        InboxFixture, PlainHandler, PlainHandlers, Row, TestConsumer, both, deliver, drive,
+        execute, record, take,
     },
     job::{carry_out, inbox_job},
-    wait,
+    wait::{self, DEADLINE},
 };
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tokio::time::Duration;

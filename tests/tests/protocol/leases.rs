@@ -16,12 +16,13 @@ use oncebox_model::{InboxError, handler::DeliveryKind, record::Record};
 use oncebox_tests::{
     host::{HostFixture, Options},
     inbox::{
-        DEADLINE, Guest, InboxFixture, PlainHandlers, Script, TestConsumer, code, deliver, drive,
-        open, record, records, step, take,
+        Guest, InboxFixture, PlainHandlers, Script, TestConsumer, code, deliver, drive, open,
+        record, records, step, take,
     },
     job::{carry_out, inbox_job},
     load::{Load, Work},
     temp_dir::TempDir,
+    wait::DEADLINE,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use sqlx::{AssertSqlSafe, Connection, Executor};
@@ -720,7 +721,7 @@ async fn what_could_not_be_recorded_in_time_is_taken_back() {
     holder.close().await.unwrap();
     for (lock, host, worker) in slow {
         lock.is_shut.store(false, Ordering::SeqCst);
-        let _ = timeout(DEADLINE * 2, worker).await.unwrap().unwrap();
+        let _ = timeout(DEADLINE, worker).await.unwrap().unwrap();
         let _ = step(&host).await;
     }
     fixture.retry_until_settled(&well).await;

@@ -14,8 +14,9 @@ use oncebox_model::{
 };
 use oncebox_tests::{
     collisions,
-    inbox::{DEADLINE, InboxFixture, both, code, record},
+    inbox::{InboxFixture, both, code, record},
     lookup3::Forger,
+    wait::DEADLINE,
 };
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tokio::time::timeout;
@@ -198,7 +199,7 @@ async fn who_waits_for_a_lock_of_the_host_is_told_for_whom() {
     assert!(!fixture.control.tenants().remove(&deleted).await.unwrap());
     let waiting: Vec<_> = HOSTS.into_iter().filter(|lock| *lock != "tenant removal").collect();
     let told = futures::future::join_all(waiting.iter().map(async |lock| {
-        let answer = timeout(4 * DEADLINE, needs(&fixture, lock, &victim, &apart)).await;
+        let answer = timeout(DEADLINE, needs(&fixture, lock, &victim, &apart)).await;
         (lock, answer.unwrap_or_else(|_| panic!("`{lock}` waits for ever")))
     }));
     for (lock, answer) in told.await {

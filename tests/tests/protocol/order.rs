@@ -9,10 +9,9 @@ use oncebox_control::Action;
 use oncebox_inbox::{ConsumerInbox, SessionSettings, retry::poller::release_unblocked};
 use oncebox_model::{policy::Policy, record::Record};
 use oncebox_tests::{
-    inbox::{
-        DEADLINE, Guest, InboxFixture, TestConsumer, both, deliver, drive, open, record, step, take,
-    },
+    inbox::{Guest, InboxFixture, TestConsumer, both, deliver, drive, open, record, step, take},
     job::{carry_out, inbox_job, of_reason, these},
+    wait::DEADLINE,
 };
 use tokio::time::timeout;
 

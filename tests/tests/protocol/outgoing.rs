@@ -13,6 +13,7 @@ use oncebox_tests::{
         OutgoingRow, batch_emitting_host, caused_by, check_emitted, emitting, emitting_host,
         outgoing,
     },
+    wait::DEADLINE,
 };
 use sqlx::AssertSqlSafe;
 use tokio::time::{sleep, timeout};
@@ -188,7 +189,7 @@ async fn without_deduplication_messages_emit_as_well() {
     let causes: Vec<_> = first.keys().map(|(id, _)| id.as_str()).collect();
     assert_eq!(causes, ["a", "a", "c"]);
     // What runs again emits again, under the ids that it had.
-    let again = timeout(Duration::from_secs(10), deliver(&host, &log[..1])).await;
+    let again = timeout(DEADLINE, deliver(&host, &log[..1])).await;
     let errors = again.expect("a second run is not held up by what the first one emitted");
     assert!(errors.is_empty(), "{errors:?}");
     assert_eq!(ids(&outgoing(&fixture).await), first);

@@ -21,6 +21,7 @@ use oncebox_tests::{
     inbox::{InboxFixture, PlainHandler, PlainHandlers, Script, deliver, record, step},
     job::{carry_out, inbox_job, of_reason, these},
     load::{Load, Work},
+    wait::DEADLINE,
 };
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -31,6 +32,9 @@ mod edit;
 mod export;
 mod records;
 
+/// What fails is not run again while a test lasts.
+const LATER: &str =
+    "retry = { backoff_min_ms = 3600000, backoff_max_ms = 3600000, jitter = 'none' }";
 const QUICK: &str = "retry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }";
 
 /// A job on all messages of `orders`, or on those of the filter.
@@ -359,8 +363,7 @@ async fn an_alert_begins_and_ends() {
 #[tokio::test(flavor = "multi_thread")]
 async fn only_what_it_is_for_is_touched() {
     let fixture = InboxFixture::new().await;
-    let consumer =
-        fixture.simple("", "retry = { backoff_min_ms = 60000, backoff_max_ms = 60000 }").await;
+    let consumer = fixture.simple("", LATER).await;
     let host = fixture.host(&consumer);
     let mut no_id = record(4, "", "");
     no_id.headers.clear();
@@ -549,7 +552,7 @@ async fn until(fixture: &HostFixture, count: &str, expected: i64) {
         if now != found {
             (found, moved_at) = (now, Instant::now());
         }
-        assert!(moved_at.elapsed() < Duration::from_secs(120), "{found} of {expected}: {count}");
+        assert!(moved_at.elapsed() < DEADLINE, "{found} of {expected}: {count}");
         sleep(Duration::from_millis(100)).await;
     }
 }

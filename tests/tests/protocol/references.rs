@@ -20,10 +20,10 @@ use oncebox_model::{
     reference::{FetchBounds, FetchError, ReferenceFault, ReferenceFetcher},
 };
 use oncebox_tests::{
-    inbox::{DEADLINE, InboxFixture, TestConsumer, both, deliver, drive, record, step, take},
+    inbox::{InboxFixture, TestConsumer, both, deliver, drive, record, step, take},
     job::{carry_out, inbox_job, these},
     s3::{ACCESS_KEY_ID, BUCKET, S3Server, SECRET_ACCESS_KEY},
-    wait,
+    wait::{self, DEADLINE},
 };
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;

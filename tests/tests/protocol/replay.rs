@@ -16,6 +16,7 @@ use oncebox_tests::{
     outgoing::{emitting, emitting_host, outgoing},
     replay::{PROJECTION, begin, end_leases, job, reset, run_worker, start_of, work_off},
     telemetry::Telemetry,
+    wait::DEADLINE,
 };
 use sqlx::AssertSqlSafe;
 use tokio::time::{sleep, timeout};
@@ -146,7 +147,7 @@ async fn a_replay_of_outside_effects_shows_while_it_runs() {
             sleep(Duration::from_millis(1)).await;
         }
     };
-    let (seen, ()) = tokio::join!(timeout(Duration::from_secs(20), seen), work_off(&host));
+    let (seen, ()) = tokio::join!(timeout(DEADLINE, seen), work_off(&host));
     seen.expect("the gauge rises while the replay runs");
     assert_eq!(gauge(), 0.0, "the gauge falls when it ends");
     let text = "a replay of a consumer with effects outside runs; nothing that it emits is sent";
@@ -373,7 +374,7 @@ async fn live_messages_come_first() {
     assert_eq!(job(&fixture, &consumer, begun.replay_id).await.replayed, 0, "it did not wait");
     fixture.script.gate("g").open();
     live.await.unwrap();
-    timeout(Duration::from_secs(20), replaying).await.expect("it goes on").unwrap();
+    timeout(DEADLINE, replaying).await.expect("it goes on").unwrap();
     assert_eq!(job(&fixture, &consumer, begun.replay_id).await.replayed, 2);
     fixture.finish().await;
 }
@@ -401,7 +402,7 @@ async fn messages_of_a_key_never_run_at_once() {
     assert!(fixture.script.runs("a").iter().all(|ran| ran.kind != DeliveryKind::Replay));
     fixture.script.gate("g").open();
     live.await.unwrap();
-    timeout(Duration::from_secs(20), replaying).await.expect("it goes on").unwrap();
+    timeout(DEADLINE, replaying).await.expect("it goes on").unwrap();
     assert_eq!(job(&fixture, &consumer, begun.replay_id).await.replayed, 1);
     fixture.finish().await;
 }
@@ -557,7 +558,7 @@ async fn until_replaying(fixture: &InboxFixture, id: &str) {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(Duration::from_secs(20), waiting).await.expect("the replay runs it");
+    timeout(DEADLINE, waiting).await.expect("the replay runs it");
 }
 
 /// What could go wrong: an operator's pause or cancel is not obeyed by a message that runs, or a

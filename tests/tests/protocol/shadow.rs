@@ -18,9 +18,10 @@ use oncebox_model::{
     tx::Tx,
 };
 use oncebox_tests::inbox::{
-    DEADLINE, Guest, InboxFixture, PlainHandler, PlainHandlers, Script, TestConsumer, code,
-    deliver, execute, record,
+    Guest, InboxFixture, PlainHandler, PlainHandlers, Script, TestConsumer, code, deliver, execute,
+    record,
 };
+use oncebox_tests::wait::DEADLINE;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tokio::time::{Instant, sleep, timeout};
 

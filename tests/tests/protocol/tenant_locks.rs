@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, time::Duration};
 
 use oncebox_control::{Control, MigrationBounds};
 use oncebox_model::InboxError;
-use oncebox_tests::inbox::{DEADLINE, InboxFixture, code, deliver, record};
+use oncebox_tests::inbox::{InboxFixture, code, deliver, record};
+use oncebox_tests::wait::DEADLINE;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tokio::time::timeout;
 

@@ -18,6 +18,7 @@ use oncebox_tests::{
     host::{HostFixture, Options, program},
     inbox::{Guest, InboxFixture, TestConsumer, code, drive, record, step, take},
     load::{Load, Work},
+    wait::DEADLINE,
 };
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, postgres::PgConnectOptions};
@@ -546,7 +547,7 @@ async fn a_deleted_tenant_leaves_its_audit_and_nothing_else() {
         done.store(true, Ordering::SeqCst);
     };
     let ((sent, errors), ()) =
-        timeout(Duration::from_secs(120), async { tokio::join!(load, deleting) }).await.unwrap();
+        timeout(DEADLINE, async { tokio::join!(load, deleting) }).await.unwrap();
     assert!(errors.is_empty(), "the neighbour noticed: {errors:?}");
     println!("{sent} messages of the neighbour meanwhile");
 

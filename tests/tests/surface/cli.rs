@@ -19,6 +19,7 @@ use oncebox_tests::{
     guests::{self, End},
     kafka::KafkaServer,
     postgres::{TestDatabase, drop_database},
+    wait::DEADLINE,
 };
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
@@ -29,7 +30,6 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-const DEADLINE: Duration = Duration::from_secs(60);
 const POLICY: &str = "topics = ['orders']\nack = 'after_commit'\n";
 /// A secret that must not be seen again.
 const SECRET: &str = "hunter2";

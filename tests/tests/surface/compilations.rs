@@ -12,12 +12,11 @@ use std::{
 use oncebox_control::{Begun, Compiled, NewVersion, Version};
 use oncebox_runtime::{Compiler, RuntimeConfig, WasmRuntime, encode_component};
 use oncebox_server::compile::Compilations;
-use oncebox_tests::{host::program, inbox::InboxFixture};
+use oncebox_tests::{host::program, inbox::InboxFixture, wait::DEADLINE};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 const LEDGER: &[u8] = include_bytes!("../../../guest-examples/components/ledger.wasm");
-const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A component of its own: the ledger with a section that nobody reads.
 fn component(name: &str) -> Vec<u8> {

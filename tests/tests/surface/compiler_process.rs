@@ -15,17 +15,13 @@ use oncebox_model::policy::Limits;
 use oncebox_runtime::{
     Compiler, HandlerSettings, LoadError, RuntimeConfig, WasmRuntime, encode_component,
 };
-use oncebox_tests::{host::program, program::in_own_process};
+use oncebox_tests::{host::program, program::in_own_process, wait::DEADLINE};
 
 const LEDGER: &[u8] = include_bytes!("../../../guest-examples/components/ledger.wasm");
 const HELPER: &str = "ONCEBOX_TEST_PARENT";
 
 fn own() -> Compiler {
-    Compiler {
-        program: program().unwrap(),
-        memory_bytes_max: 4 << 30,
-        duration_max: Duration::from_secs(60),
-    }
+    Compiler { program: program().unwrap(), memory_bytes_max: 4 << 30, duration_max: DEADLINE }
 }
 
 fn runtime(compiler: Compiler) -> WasmRuntime {
@@ -215,7 +211,7 @@ async fn the_process_ends_with_its_host() {
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     let mut host = command.spawn().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + DEADLINE;
     let pid = loop {
         if let Ok(pid) = fs::read_to_string(script.path().with_extension("pid")) {
             break pid.trim().parse().unwrap();

@@ -135,14 +135,14 @@ struct Machine {
 impl Machine {
     /// One on which nothing runs. Its hosts listen where those of no other test do.
     fn empty() -> Self {
-        let target = program::path().unwrap().ancestors().nth(2).unwrap().to_owned();
+        let (artifacts, flags) = guests::rust_artifacts();
         let (http, api) = (
             format!("127.0.0.1:{}", free_port().unwrap()),
             format!("127.0.0.1:{}", free_port().unwrap()),
         );
         let variables = vec![
-            // Artifacts, among them the standard library, are kept from one run to the next.
-            ("CARGO_BUILD_BUILD_DIR", target.join("languages/rust").to_str().unwrap().to_owned()),
+            ("CARGO_BUILD_BUILD_DIR", artifacts.to_str().unwrap().to_owned()),
+            ("CARGO_ENCODED_RUSTFLAGS", flags),
             ("ONCEBOX_HTTP_LISTEN", http.clone()),
             ("ONCEBOX_API_LISTEN", api.clone()),
         ];

@@ -12,14 +12,13 @@ use oncebox_devkit::local::process::is_running;
 use oncebox_tests::kafka::KafkaServer;
 use oncebox_tests::postgres::{TestDatabase, create_database, drop_database};
 use oncebox_tests::temp_dir::TempDir;
+use oncebox_tests::wait::DEADLINE;
 use rdkafka::ClientConfig;
 use rdkafka::Message;
 use rdkafka::consumer::{Consumer, StreamConsumer};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use sqlx::postgres::PgConnection;
 use sqlx::{Connection, Executor};
-
-const LIMIT: Duration = Duration::from_secs(30);
 
 async fn count(url: &str) -> i64 {
     let mut connection = PgConnection::connect(url).await.unwrap();
@@ -143,7 +142,7 @@ fn the_death_signal_alone_ends_the_database() {
     let postmaster = line.trim().parse().unwrap();
     holder.kill().unwrap();
     holder.wait().unwrap();
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + DEADLINE;
     while is_running(postmaster) {
         assert!(Instant::now() < deadline, "the server outlives its parent");
         std::thread::sleep(Duration::from_millis(10));
@@ -206,7 +205,7 @@ async fn produce(bootstrap: &str, topic: &str, payload: &str) {
     let producer: FutureProducer =
         config.set("bootstrap.servers", bootstrap).set("linger.ms", "0").create().unwrap();
     let record = FutureRecord::to(topic).key("key").payload(payload);
-    producer.send(record, LIMIT).await.unwrap();
+    producer.send(record, DEADLINE).await.unwrap();
 }
 
 /// Reads one message per expected payload as a new member of `group`, commits, and compares.
@@ -221,7 +220,7 @@ async fn check_consumed(bootstrap: &str, topic: &str, group: &str, expected: &[&
     let mut received = Vec::new();
     while received.len() < expected.len() {
         let message =
-            tokio::time::timeout(LIMIT, consumer.recv()).await.expect("a message").unwrap();
+            tokio::time::timeout(DEADLINE, consumer.recv()).await.expect("a message").unwrap();
         received.push(String::from_utf8(message.payload().unwrap().to_vec()).unwrap());
         consumer.commit_message(&message, rdkafka::consumer::CommitMode::Sync).unwrap();
     }

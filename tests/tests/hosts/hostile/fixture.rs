@@ -22,7 +22,7 @@ use oncebox_devkit::local::{
     process::Child,
 };
 use oncebox_model::policy::Policy;
-use oncebox_tests::{attacks::FUNCTIONS, http, program, temp_dir::own_path};
+use oncebox_tests::{attacks::FUNCTIONS, http, program, temp_dir::own_path, wait::DEADLINE};
 use rdkafka::{
     ClientConfig,
     message::{Header, OwnedHeaders},
@@ -35,7 +35,6 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-const DEADLINE: Duration = Duration::from_secs(60);
 const LEDGER: &[u8] = include_bytes!("../../../../guest-examples/components/ledger.wasm");
 const LEDGER_SCHEMA: &str = include_str!("../../../../guest-examples/ledger/schema.sql");
 
@@ -351,7 +350,7 @@ impl HostileFixture {
 }
 
 async fn exchange(address: SocketAddr, request: &str) -> Option<String> {
-    http::exchange(address, request, Duration::from_secs(60)).await
+    http::exchange(address, request, DEADLINE).await
 }
 
 async fn publish(

@@ -10,14 +10,13 @@ use oncebox_tests::{
     job::{carry_out, outgoing_job},
     outgoing::{OutgoingRow, check_emitted, derived_id, emitting, emitting_host, outgoing},
     relay::TestRelay,
+    wait::DEADLINE,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde_json::json;
 use tokio::time::{Duration, Instant, sleep};
 
 use super::QUICK;
-
-const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A fixture whose tenant may send to its own consumers.
 async fn allowed(fixture: &InboxFixture, destinations: &[&str]) {

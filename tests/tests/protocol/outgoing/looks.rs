@@ -9,6 +9,7 @@ use oncebox_tests::{
     inbox::{InboxFixture, TestConsumer, deliver},
     outgoing::{emitting, emitting_host},
     relay::TestRelay,
+    wait::DEADLINE,
 };
 use tokio::time::sleep;
 
@@ -105,7 +106,7 @@ async fn every_destination_of_a_crowd_gets_its_turn() {
     multiply(&fixture, &consumer, CROWD).await;
     let relay = TestRelay::start(&fixture, "a").await;
     let parked = "SELECT count(*) FROM oncebox.outgoing WHERE status = 'parked'";
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + DEADLINE;
     while fixture.number(parked).await < i64::from(CROWD) {
         assert!(Instant::now() < deadline, "{} are parked", fixture.number(parked).await);
         sleep(Duration::from_millis(50)).await;

@@ -16,6 +16,7 @@ use oncebox_tests::{
     outgoing::{
         LeasedOutgoing, OutgoingRow, StepRelay, caused_by, emitting, emitting_host, outgoing,
     },
+    wait::DEADLINE,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
@@ -25,7 +26,6 @@ use tokio::{
 };
 
 const TO: &str = "kafka:orders.out";
-const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A destination that records what arrives, in the order in which it does.
 #[derive(Default)]

@@ -9,6 +9,7 @@ use std::{
 };
 
 use oncebox_tests::services::target_dir;
+use oncebox_tests::wait::DEADLINE;
 use serde_json::Value;
 
 use super::{dead_letter_topic::mixed, *};
@@ -102,7 +103,7 @@ async fn messages_are_exported_and_followed() {
     let more = Load::of((0..30).map(|_| Work::Pay)).named("more");
     fixture.send(&more).await.unwrap();
     let mut seen = BTreeSet::from([first]);
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + DEADLINE;
     while !more.messages().keys().all(|id| seen.contains(*id)) {
         assert!(Instant::now() < deadline, "{seen:?}");
         match shown.try_recv() {

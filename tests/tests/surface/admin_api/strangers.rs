@@ -8,6 +8,7 @@ use std::{
 };
 
 use oncebox_api::{Limits, Mode, wire::Role};
+use oncebox_tests::wait::DEADLINE;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, TcpStream},
@@ -16,7 +17,7 @@ use tokio::{
 
 use super::{
     fixture::ApiFixture,
-    wire::{self, DEADLINE, Server, request},
+    wire::{self, Server, request},
 };
 
 /// Connections that the API has at a time.

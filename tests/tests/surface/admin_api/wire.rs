@@ -8,6 +8,7 @@ use std::{
 };
 
 use oncebox_api::listen::Listener;
+use oncebox_tests::wait::DEADLINE;
 use openssl::ssl::{SslConnector, SslMethod};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -18,8 +19,6 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::fixture::ApiFixture;
-
-pub const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A certificate for `localhost`, signed by itself, and its key.
 pub struct Certificate {

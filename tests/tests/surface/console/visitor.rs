@@ -1,20 +1,16 @@
 //! A browser without JavaScript, as far as the console needs one.
 
-use std::time::Duration;
-
 use axum::{
     Router,
     body::{Body, BodyDataStream},
     http::{HeaderMap, Request, StatusCode, header},
 };
 use futures::StreamExt;
+use oncebox_tests::wait::DEADLINE;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 use super::ApiFixture;
-
-/// Longest wait for an event of a page.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The console over a fixture's API.
 pub struct Console {
@@ -265,7 +261,7 @@ impl Events {
     /// The next change; none at the end.
     pub async fn next(&mut self) -> Option<String> {
         loop {
-            let next = tokio::time::timeout(PATIENCE, self.0.next()).await.expect("an event");
+            let next = tokio::time::timeout(DEADLINE, self.0.next()).await.expect("an event");
             let event = String::from_utf8(next?.expect("a chunk").to_vec()).expect("text");
             if !event.starts_with(':') {
                 return Some(event);
