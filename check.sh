@@ -16,11 +16,20 @@ step "committed components, changed code of others, the rules of the requirement
 git apply --check -R third_party/sqlx-postgres.patch third_party/rdkafka-sys.patch # what differs from what was published
 ./scripts/requirements_test.py
 
+guests=(--manifest-path guest-examples/Cargo.toml --workspace --features oncebox-guest/test,oncebox-guest/emit)
+
 step "lints"
-(source scripts/lints.sh && cargo build --workspace --bins --tests)
-cargo clippy --workspace --all-targets --features oncebox-guest/test,oncebox-guest/emit --manifest-path guest-examples/Cargo.toml -- -D warnings
+(
+    source scripts/lints.sh
+    cargo build --workspace --bins --tests
+    CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 cargo build "${guests[@]}" --all-targets # as the tests build them
+)
 
 step "documentation of the code, and its examples"
-(source scripts/lints.sh && RUSTDOC="$PWD/scripts/document.sh" cargo test --workspace --doc --quiet)
-RUSTDOCFLAGS="-D warnings" cargo doc -p oncebox-guest --features test,emit --no-deps --quiet --manifest-path guest-examples/Cargo.toml
+(
+    source scripts/lints.sh
+    export RUSTDOC="$PWD/scripts/document.sh"
+    cargo test --workspace --doc --quiet
+    CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 cargo test "${guests[@]}" --doc --quiet
+)
 steps_done

@@ -4,6 +4,7 @@
 #   build.sh build [outdir]   build all, into guest-examples/components by default
 #   build.sh check            fail when a committed component is older than its sources
 #   build.sh compare <dir>    fail when a component there has other bytes than the committed one
+#   build.sh flags            the compiler's flags, as CARGO_ENCODED_RUSTFLAGS takes them
 #
 # The compiler is Debian's rustc-web with the standard library built from its sources: it
 # needs no toolchain beside the one that builds the host, and gives the same bytes anywhere.
@@ -134,5 +135,6 @@ case ${1:-} in
     build) build "${2:-$here/components}" ;;
     check) check ;;
     compare) compare "$2" ;;
-    *) sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    flags) compiler_flags ;;
+    *) sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac
