@@ -1,6 +1,8 @@
 // Incidents, each from the first page to its cure. An incident breaks something by the command line or by what
 // it sends, and cures it in the console.
 
+import { LONG_MS } from "./world.mjs";
+
 export const RESERVE = "stock.reserve";
 
 /** A message that reserves stock for an order. */
@@ -23,12 +25,9 @@ export async function hotKey(world) {
   return { partition: behind[0].partition, messages };
 }
 
-/** Pause between two looks at more than a page of messages. */
-export const LONG_MS = 2_000;
-
-/** More than a thousand messages that nobody takes; each has an order of its own. */
+/** Thousands of messages that nobody takes; each has an order of its own. */
 export async function withoutRoute(world) {
-  const count = 1_200;
+  const count = 2_000;
   await world.send(...Array.from({ length: count }, (_, n) => reservation(`m-${n}`, `o-1${n}`, { type: "stock.many" })));
   await world.until(async () => (await world.count("parked")) === count, LONG_MS);
   return count;
@@ -341,7 +340,7 @@ export const incidents = {
     const count = await withoutRoute(world);
     await deploy(visitor, world, "stock.many");
     await redriveAll(visitor, world, "no_route", count);
-    await world.until(async () => (await world.count("completed")) >= count, LONG_MS);
+    if ((await world.completed()) < count) throw new Error("not all of them completed");
     const acts = (await world.json("audit", "--tenant", world.tenant, "--limit", "50")).filter((entry) => entry.details.messages === count);
     if (acts.length !== 1) throw new Error(`one entry says what the job did: ${JSON.stringify(acts)}`);
   },

@@ -8,6 +8,8 @@ import { promisify } from "node:util";
 import { setTimeout as sleep } from "node:timers/promises";
 
 const PATIENCE_MS = 120_000;
+/** Pause between looks at much work. */
+export const LONG_MS = 2_000;
 /** Messages of a page of the API, at most. */
 const PAGE = 1_000;
 
@@ -85,14 +87,28 @@ export class World {
     return (await this.#list()).filter((it) => it.message_id.startsWith(start)).map((it) => it.status);
   }
 
-  /** How many messages are in a state. */
+  /** How many messages are to be run, and how many are in a state in which they wait for a person. */
+  async backlog(status) {
+    const { pending, open } = await this.#read(this.tenant, "consumers", "stock", "backlog");
+    return { pending, count: open.filter((it) => it.status === status).reduce((sum, it) => sum + it.messages, 0) };
+  }
+
   async count(status) {
-    let [count, after] = [0, {}];
+    return (await this.backlog(status)).count;
+  }
+
+  /** Waits until nothing is open any more, then counts the messages that completed. */
+  async completed() {
+    await this.until(async () => {
+      const { pending, count } = await this.backlog("parked");
+      return pending + count === 0;
+    }, LONG_MS);
+    let [completed, after] = [0, {}];
     for (;;) {
-      const page = await this.#list(this.tenant, "stock", { status, ...after });
-      count += page.length;
+      const page = await this.#list(this.tenant, "stock", { status: "completed", ...after });
+      completed += page.length;
       const last = page.at(-1);
-      if (page.length < PAGE) return count;
+      if (page.length < PAGE) return completed;
       after = { after: `${last.received_at},${last.message_id}` };
     }
   }

@@ -27,7 +27,7 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Refusal> {
-        self.answer(Method::GET, path, None, Body::empty()).await
+        read(&self.answer(Method::GET, path, None, Body::empty()).await?)
     }
 
     pub(crate) async fn send<T: DeserializeOwned>(
@@ -36,7 +36,8 @@ impl Client {
         path: &str,
         body: &Value,
     ) -> Result<T, Refusal> {
-        self.answer(method, path, Some("application/json"), Body::from(body.to_string())).await
+        let body = Body::from(body.to_string());
+        read(&self.answer(method, path, Some("application/json"), body).await?)
     }
 
     pub(crate) async fn upload<T: DeserializeOwned>(
@@ -44,16 +45,17 @@ impl Client {
         path: &str,
         body: Bytes,
     ) -> Result<T, Refusal> {
-        self.answer(Method::PUT, path, Some("application/wasm"), Body::from(body)).await
+        read(&self.answer(Method::PUT, path, Some("application/wasm"), Body::from(body)).await?)
     }
 
-    async fn answer<T: DeserializeOwned>(
+    /// Returns the body of an answer that is no refusal. It is the same code for every type.
+    async fn answer(
         &self,
         method: Method,
         path: &str,
         content_type: Option<&str>,
         body: Body,
-    ) -> Result<T, Refusal> {
+    ) -> Result<Bytes, Refusal> {
         let mut request = Request::builder().method(method).uri(path);
         if let Some(content_type) = content_type {
             request = request.header(CONTENT_TYPE, content_type);
@@ -72,9 +74,12 @@ impl Client {
         if !status.is_success() {
             return Err(serde_json::from_slice::<ProblemDetails>(&body).map_err(broken)?.into());
         }
-        let body: &[u8] = if status == StatusCode::NO_CONTENT { b"null" } else { &body };
-        serde_json::from_slice(body).map_err(broken)
+        Ok(if status == StatusCode::NO_CONTENT { Bytes::from_static(b"null") } else { body })
     }
+}
+
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
+    serde_json::from_slice(body).map_err(broken)
 }
 
 fn broken(error: impl std::fmt::Display) -> Refusal {

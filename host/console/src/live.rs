@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    future::Future,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -11,7 +11,7 @@ use axum::{
     http::{HeaderMap, header},
     response::{IntoResponse, Response},
 };
-use futures::{Stream, StreamExt, stream};
+use futures::{Stream, StreamExt, future::BoxFuture, stream};
 use maud::html;
 
 use crate::{layout::Page, refusal::Refusal, state::StreamPermit, visit::Visit};
@@ -34,10 +34,14 @@ pub(crate) fn is_asked(headers: &HeaderMap) -> bool {
         .is_some_and(|accept| accept.contains("text/event-stream"))
 }
 
+/// What makes a page. The code around it is the same for all pages.
+pub(crate) type Render =
+    Arc<dyn Fn(Visit) -> BoxFuture<'static, Result<Page, Refusal>> + Send + Sync>;
+
 /// What a stream knows between two looks.
-struct Follower<F> {
+struct Follower {
     visit: Visit,
-    render: F,
+    render: Render,
     /// The changing part as it was sent last.
     sent: Option<String>,
     quiet_looks: u32,
@@ -50,11 +54,7 @@ struct Follower<F> {
 
 /// Returns the changing part of a page now and after each change, until the session ends or the
 /// host does.
-pub(crate) fn follow<F, Fut>(visit: Visit, render: F) -> Response
-where
-    F: Fn(Visit) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = Result<Page, Refusal>> + Send + 'static,
-{
+pub(crate) fn follow(visit: Visit, render: Render) -> Response {
     // Without room the page stays as it is, and asks no more.
     let Some(permit) = visit.console.0.streams.enter(visit.principal().token_id()) else {
         return events(stream::iter([Ok(END.into())]));
@@ -100,11 +100,7 @@ fn events(events: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static
     (headers, Body::from_stream(events)).into_response()
 }
 
-impl<F, Fut> Follower<F>
-where
-    F: Fn(Visit) -> Fut,
-    Fut: Future<Output = Result<Page, Refusal>>,
-{
+impl Follower {
     /// Waits for a change and returns it as an event; `None` at the end.
     async fn look(&mut self) -> Option<String> {
         loop {

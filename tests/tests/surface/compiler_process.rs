@@ -122,7 +122,8 @@ async fn a_crash_of_the_compiler_is_the_components_problem() {
         "4294967296",
     )
     .await;
-    check("cpu", "kill -XCPU $$", Some("compiling_takes_too_long"), "60 s").await;
+    let bound = format!("{} s", DEADLINE.as_secs());
+    check("cpu", "kill -XCPU $$", Some("compiling_takes_too_long"), &bound).await;
     check(
         "refusal",
         "echo 'no such instruction'; exit 3",

@@ -17,7 +17,7 @@ mod retention;
 mod tenant;
 mod tokens;
 
-use std::future::Future;
+use std::{future::Future, sync::Arc};
 
 use axum::{
     Router,
@@ -29,7 +29,7 @@ use axum::{
 
 use crate::{
     layout::{Page, refused},
-    live,
+    live::{self, Render},
     refusal::Refusal,
     state::Console,
     visit::Visit,
@@ -87,21 +87,24 @@ pub(crate) fn routes() -> Router<Console> {
 /// Returns the route of a page: the page itself, or its changes where these are asked for.
 fn page<F, Fut>(render: F) -> MethodRouter<Console>
 where
-    F: Fn(Visit) -> Fut + Clone + Send + Sync + 'static,
+    F: Fn(Visit) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<Page, Refusal>> + Send + 'static,
 {
-    get(move |visit: Visit, headers: HeaderMap| {
-        let render = render.clone();
-        async move {
-            if live::is_asked(&headers) {
-                return live::follow(visit, render);
-            }
-            match render(visit.clone()).await {
-                Ok(page) => page.document(&visit).into_response(),
-                Err(refusal) => refused(Some(&visit), &refusal),
-            }
-        }
-    })
+    route(Arc::new(move |visit| Box::pin(render(visit))))
+}
+
+fn route(render: Render) -> MethodRouter<Console> {
+    get(move |visit: Visit, headers: HeaderMap| answer(visit, headers, render.clone()))
+}
+
+async fn answer(visit: Visit, headers: HeaderMap, render: Render) -> Response {
+    if live::is_asked(&headers) {
+        return live::follow(visit, render);
+    }
+    match render(visit.clone()).await {
+        Ok(page) => page.document(&visit).into_response(),
+        Err(refusal) => refused(Some(&visit), &refusal),
+    }
 }
 
 /// Says that there is no such page.
