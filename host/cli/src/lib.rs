@@ -20,6 +20,7 @@ mod verify;
 mod component;
 mod policy;
 mod completions;
+mod manual;
 // Tenants and consumers.
 mod tenant;
 mod consumer;
@@ -115,6 +116,8 @@ enum Command {
     Openapi,
     /// Print a script that completes commands in a shell
     Completions(completions::CompletionsArgs),
+    /// Write the manual pages of all commands into a folder
+    Manual(manual::ManualArgs),
     #[command(flatten)]
     OfApi(ApiCommand),
 }
@@ -297,6 +300,7 @@ async fn run(cli: Cli, arguments: Arguments) -> Result<()> {
         Command::Policy(command) => policy::run(command, json),
         Command::Openapi => output::json(&oncebox_api::document()),
         Command::Completions(args) => completions::run(&args),
+        Command::Manual(args) => manual::run(&args, json),
         command @ Command::OfApi(_) => {
             let api = api(&config, &cli.server).await?;
             match arguments.complete(&api, command).await? {

@@ -19,6 +19,7 @@ use oncebox_tests::{
     guests::{self, End},
     kafka::KafkaServer,
     postgres::{TestDatabase, drop_database},
+    temp_dir::TempDir,
     wait::DEADLINE,
 };
 use serde_json::{Value, json};
@@ -990,6 +991,7 @@ Commands:
   policy       Policies as files
   openapi      Print the OpenAPI document of the HTTP API
   completions  Print a script that completes commands in a shell
+  manual       Write the manual pages of all commands into a folder
   tenant       Tenants
   consumer     Consumers
   version      Versions of handlers
@@ -1044,6 +1046,23 @@ Commands:
             "{shell}"
         );
     }
+    let manual = TempDir::new("manual");
+    let folder = manual.path().join("man1").to_str().unwrap().to_owned();
+    let said = cli.ok(&["manual", &folder]).await;
+    assert_eq!(said, format!("the manual pages are in `{folder}`\n"));
+    for (page, part) in [
+        ("oncebox", "oncebox\\-inbox(1)"),
+        ("oncebox-inbox-redrive", "redrive"),
+        ("oncebox-tenant-rotate-credentials", "rotate\\-credentials"),
+    ] {
+        let text = std::fs::read_to_string(format!("{folder}/{page}.1")).unwrap();
+        assert!(text.starts_with(".ie") && text.contains(part), "{page}: {text}");
+    }
+    let pages = std::fs::read_dir(&folder).unwrap();
+    let names: Vec<_> = pages.map(|page| page.unwrap().file_name()).collect();
+    assert!(names.len() > 100, "{names:?}");
+    let own = ["oncebox-verify-worker.1", "oncebox-compile-component.1", "oncebox-help.1"];
+    assert!(!names.iter().any(|name| own.iter().any(|own| name == own)), "{names:?}");
     // A shell reads it, and completes a verb by it.
     let script = "source <(\"$1\" completions bash); COMP_WORDS=(oncebox canary gr); COMP_CWORD=2; \
         _oncebox oncebox gr canary; echo \"${COMPREPLY[*]}\"";
