@@ -81,8 +81,7 @@ function kinds(visited) {
 
 async function look(browser, base, paths) {
   let looks = 0;
-  // Each view is a page of its own, in a process of its own.
-  await Promise.all(VIEWS.map(async ({ name, ...view }) => {
+  for (const { name, ...view } of VIEWS) {
     const context = await browser.newContext({ baseURL: base, ...view });
     const page = watched(await context.newPage());
     for (const path of paths) {
@@ -97,7 +96,7 @@ async function look(browser, base, paths) {
       looks += 1;
     }
     await context.close();
-  }));
+  }
   console.log(`axe looked at ${looks} pages`);
 }
 

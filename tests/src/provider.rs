@@ -21,8 +21,9 @@ use tokio::{
 
 /// Longest time of a request's arrival.
 const ARRIVAL_MAX: Duration = Duration::from_secs(10);
-/// Time for which a provider that stalls keeps the connection: longer than any endpoint waits.
-const STALL: Duration = Duration::from_secs(120);
+/// Time for which a provider that stalls keeps the connection: longer than any endpoint waits, and
+/// any test.
+const STALL: Duration = Duration::from_secs(600);
 /// Calls of a key after which a seeded provider behaves.
 const MISBEHAVES_MAX: usize = 2;
 
