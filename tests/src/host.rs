@@ -31,7 +31,10 @@ use sqlx::{
     AssertSqlSafe, Executor, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
-use tokio::time::{Instant, sleep};
+use tokio::{
+    net::TcpStream,
+    time::{Instant, sleep},
+};
 
 use crate::{
     coverage,
@@ -1230,8 +1233,16 @@ impl HostProcess {
         self.wait_exit().await.map(drop)
     }
 
-    /// SIGTERM, and wait for a clean end.
+    /// SIGTERM, and wait for a clean end. A process that has only begun does not listen for
+    /// signals yet, so that this waits until its port is open.
     pub async fn stop(&self) -> Result<()> {
+        wait::until(
+            DEADLINE,
+            POLL,
+            async || Ok(!self.is_running() || TcpStream::connect(self.http).await.is_ok()),
+            async || format!("host `{}` does not open its port{}", self.name, self.log_end()),
+        )
+        .await?;
         self.signal(libc::SIGTERM);
         let status = self.wait_exit().await?;
         ensure!(status.success(), "host `{}` ended with {status}{}", self.name, self.log_end());

@@ -34,7 +34,7 @@ const JOBS_GRACE: Duration = Duration::from_secs(5);
 /// Serves until SIGTERM or SIGINT, then drains.
 pub async fn serve(config: &Config) -> Result<()> {
     let stop = CancellationToken::new();
-    let signals = tokio::spawn(cancel_on_signal(stop.clone()));
+    let signals = cancel_on_signal(stop.clone())?;
     let outcome = serve_until(config, stop).await;
     signals.abort();
     outcome
@@ -204,14 +204,21 @@ pub async fn migrate(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Cancels the token on the first SIGTERM or SIGINT.
-pub async fn cancel_on_signal(stop: CancellationToken) -> Result<()> {
+/// Begins to listen for SIGTERM and SIGINT, and returns the task that cancels the token on the
+/// first. A signal that comes after this has returned is not lost: without, SIGTERM would kill a
+/// process that starts, and the first process of a container would not notice it.
+///
+/// # Errors
+///
+/// Fails if the process cannot listen for signals.
+pub fn cancel_on_signal(stop: CancellationToken) -> Result<JoinHandle<()>> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = int.recv() => {}
-    }
-    tracing::info!("draining");
-    stop.cancel();
-    Ok(())
+    Ok(tokio::spawn(async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+        tracing::info!("draining");
+        stop.cancel();
+    }))
 }

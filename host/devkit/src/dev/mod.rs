@@ -83,6 +83,8 @@ pub fn quiet(log: &LogSettings) -> LogSettings {
 
 /// Starts the services that are missing, deploys, prints how to send a message, and serves.
 pub async fn run(mut config: Config, args: DevOptions) -> Result<()> {
+    let stop = CancellationToken::new();
+    let signals = serve::cancel_on_signal(stop.clone())?;
     // Errors in the files are reported before anything is started.
     let tables = schema::read(&args.schema)?;
     let mut files = files(&args);
@@ -90,8 +92,6 @@ pub async fn run(mut config: Config, args: DevOptions) -> Result<()> {
     std::fs::create_dir_all(&args.dir)
         .with_context(|| format!("failed to create `{}`", args.dir.display()))?;
     let mut start = DevStart::begin(&args.dir)?;
-    let stop = CancellationToken::new();
-    let signals = tokio::spawn(serve::cancel_on_signal(stop.clone()));
     config.keys.master_key = Some(master_key(&args.dir)?);
     config.runtime.cache_dir.get_or_insert_with(|| args.dir.join("cache"));
     choose_ports(&mut config)?;
