@@ -16,7 +16,7 @@ step "committed components, changed code of others, the rules of the requirement
 git apply --check -R third_party/sqlx-postgres.patch third_party/rdkafka-sys.patch # what differs from what was published
 ./scripts/requirements_test.py
 
-guests=(--manifest-path guest-examples/Cargo.toml --workspace --features oncebox-guest/test,oncebox-guest/emit)
+guests=(--manifest-path guest-examples/Cargo.toml --workspace --features oncebox-guest/test,oncebox-guest/emit,oncebox-guest/trace)
 
 step "lints"
 (

@@ -9,11 +9,21 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use axum::{Router, body::Bytes, extract::State, http::StatusCode, routing::post};
+use axum::{
+    Router,
+    body::Bytes,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+    routing::post,
+};
 use opentelemetry_proto::tonic::{
-    collector::{logs::v1::ExportLogsServiceRequest, trace::v1::ExportTraceServiceRequest},
+    collector::{
+        logs::v1::ExportLogsServiceRequest, metrics::v1::ExportMetricsServiceRequest,
+        trace::v1::ExportTraceServiceRequest,
+    },
     common::v1::{KeyValue, any_value::Value},
     logs::v1::LogRecord,
+    metrics::v1::{Metric, NumberDataPoint, metric::Data, number_data_point},
     trace::v1::{Span, status::StatusCode as SpanStatus},
 };
 use prost::Message;
@@ -109,10 +119,26 @@ impl CollectedLine {
     }
 }
 
+/// A sample of a counter or a gauge that came.
+#[derive(Debug, Clone)]
+pub struct CollectedSample {
+    /// Name of the metric.
+    pub name: String,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Value.
+    pub value: f64,
+    /// Name of the program.
+    pub service: String,
+    /// Header `api-key` of the request; empty where it has none.
+    pub api_key: String,
+}
+
 #[derive(Default)]
 struct Shared {
     spans: Mutex<Vec<CollectedSpan>>,
     lines: Mutex<Vec<CollectedLine>>,
+    samples: Mutex<Vec<Vec<CollectedSample>>>,
     refuses: AtomicBool,
 }
 
@@ -132,6 +158,7 @@ impl Collector {
         let routes = Router::new()
             .route("/v1/traces", post(take_spans))
             .route("/v1/logs", post(take_lines))
+            .route("/v1/metrics", post(take_samples))
             .with_state(shared.clone());
         let serving = tokio::spawn(async move {
             let _ = axum::serve(listener, routes).await; // it ends with the test
@@ -152,6 +179,11 @@ impl Collector {
     /// The spans that have come.
     pub fn spans(&self) -> Vec<CollectedSpan> {
         held(&self.shared.spans).clone()
+    }
+
+    /// The samples that have come, by request.
+    pub fn samples(&self) -> Vec<Vec<CollectedSample>> {
+        held(&self.shared.samples).clone()
     }
 
     /// The log lines that have come.
@@ -189,6 +221,48 @@ async fn take_lines(State(shared): State<Arc<Shared>>, body: Bytes) -> StatusCod
     let lines = scopes.flat_map(|scope| scope.log_records);
     held(&shared.lines).extend(lines.map(CollectedLine::of));
     StatusCode::OK
+}
+
+async fn take_samples(
+    State(shared): State<Arc<Shared>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> StatusCode {
+    if shared.refuses.load(Ordering::SeqCst) {
+        return StatusCode::BAD_REQUEST;
+    }
+    let Ok(request) = ExportMetricsServiceRequest::decode(body) else {
+        return StatusCode::BAD_REQUEST;
+    };
+    let key = headers.get("api-key").and_then(|key| key.to_str().ok()).unwrap_or_default();
+    let mut samples = Vec::new();
+    for of_process in request.resource_metrics {
+        let resource = of_process.resource.map(|it| texts(&it.attributes)).unwrap_or_default();
+        let service = resource.get("service.name").cloned().unwrap_or_default();
+        let metrics = of_process.scope_metrics.into_iter().flat_map(|scope| scope.metrics);
+        samples.extend(metrics.flat_map(|metric| samples_of(metric, &service, key)));
+    }
+    held(&shared.samples).push(samples);
+    StatusCode::OK
+}
+
+fn samples_of(metric: Metric, service: &str, api_key: &str) -> Vec<CollectedSample> {
+    let points = match metric.data {
+        Some(Data::Sum(sum)) => sum.data_points,
+        Some(Data::Gauge(gauge)) => gauge.data_points,
+        _ => Vec::new(),
+    };
+    let sample = |point: NumberDataPoint| CollectedSample {
+        name: metric.name.clone(),
+        labels: texts(&point.attributes),
+        value: match point.value {
+            Some(number_data_point::Value::AsDouble(value)) => value,
+            _ => f64::NAN,
+        },
+        service: service.to_owned(),
+        api_key: api_key.to_owned(),
+    };
+    points.into_iter().map(sample).collect()
 }
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

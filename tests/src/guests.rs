@@ -73,6 +73,14 @@ pub enum Step {
     Emit(Emit),
     /// Cancel what the consumer emitted with a token.
     Cancel(String),
+    /// Begin a span of this name, and keep it in a slot, 0 to 7.
+    Span(u32, &'static str),
+    /// Add an attribute to the span in a slot.
+    SpanAttribute(u32, &'static str, String),
+    /// Mark the span in a slot as failed.
+    FailSpan(u32, &'static str),
+    /// End the span in a slot.
+    EndSpan(u32),
     /// A step so many times; for ever with `u32::MAX`.
     Repeat(u32, Box<Step>),
     /// Anything else, as instructions.
@@ -150,7 +158,8 @@ pub fn encode(text: &str) -> Vec<u8> {
 /// The core module's text.
 pub fn text(steps: &[Step], end: &End) -> String {
     let mut texts = Texts::default();
-    let imports = if steps.iter().any(emits) { EMIT } else { "" };
+    let emission = if steps.iter().any(emits) { EMIT } else { "" };
+    let spans = if steps.iter().any(has_spans) { TRACE } else { "" };
     let steps: String = steps.iter().map(|step| instructions(step, &mut texts)).collect();
     let gave_up = answer(&End::Other("gave up".to_owned()), &mut texts);
     let end = answer(end, &mut texts);
@@ -165,7 +174,8 @@ pub fn text(steps: &[Step], end: &End) -> String {
   (import "oncebox:handler/sql@0.1.0" "[method]savepoint.release" (func $release (param i32 i32)))
   (import "oncebox:handler/sql@0.1.0" "[resource-drop]savepoint" (func $drop (param i32)))
   (import "oncebox:handler/log@0.1.0" "log" (func $log (param i32 i32 i32)))
-  {imports}
+  {emission}
+  {spans}
   (memory (export "memory") {pages})
   {data}
   (global $next (mut i32) (i32.const {allocated}))
@@ -206,6 +216,21 @@ pub fn text(steps: &[Step], end: &End) -> String {
 /// Imports of a guest that emits. Others have none of them, since they need a grant.
 const EMIT: &str = r#"(import "oncebox:handler/emit@0.2.0" "emit" (func $emit (param i32 i32)))
   (import "oncebox:handler/emit@0.2.0" "cancel" (func $cancel (param i32 i32 i32)))"#;
+
+/// Imports of a guest with spans of its own.
+const TRACE: &str = r#"(import "oncebox:handler/trace@0.2.0" "[constructor]span" (func $span (param i32 i32) (result i32)))
+  (import "oncebox:handler/trace@0.2.0" "[method]span.set-attribute" (func $set (param i32 i32 i32 i32 i32)))
+  (import "oncebox:handler/trace@0.2.0" "[method]span.fail" (func $fail (param i32 i32 i32)))
+  (import "oncebox:handler/trace@0.2.0" "[resource-drop]span" (func $end (param i32)))"#;
+
+/// Returns whether a step is about a span.
+fn has_spans(step: &Step) -> bool {
+    match step {
+        Step::Span(..) | Step::SpanAttribute(..) | Step::FailSpan(..) | Step::EndSpan(_) => true,
+        Step::Repeat(_, step) => has_spans(step),
+        _ => false,
+    }
+}
 
 /// Returns whether a step calls what needs the grant.
 fn emits(step: &Step) -> bool {
@@ -303,6 +328,21 @@ fn instructions(step: &Step, texts: &mut Texts) -> String {
         Step::Log(line) => format!("(call $log (i32.const 2) {})", texts.put(line.as_bytes())),
         Step::Emit(emit) => emission(emit, texts),
         Step::Cancel(token) => format!("(call $cancel {} {ANSWER})", texts.put(token.as_bytes())),
+        Step::Span(slot, name) => {
+            format!("(i32.store {} (call $span {}))", span_at(*slot), texts.put(name.as_bytes()))
+        }
+        Step::SpanAttribute(slot, key, value) => format!(
+            "(call $set (i32.load {}) {} {})",
+            span_at(*slot),
+            texts.put(key.as_bytes()),
+            texts.put(value.as_bytes())
+        ),
+        Step::FailSpan(slot, error_type) => format!(
+            "(call $fail (i32.load {}) {})",
+            span_at(*slot),
+            texts.put(error_type.as_bytes())
+        ),
+        Step::EndSpan(slot) => format!("(call $end (i32.load {}))", span_at(*slot)),
         Step::Repeat(count, step) => format!(
             "(local.set $left (i32.const {count})) (loop $again {} \
              (local.set $left (i32.sub (local.get $left) (i32.const 1))) (br_if $again (local.get \
@@ -311,6 +351,11 @@ fn instructions(step: &Step, texts: &mut Texts) -> String {
         ),
         Step::Wat(text) => text.clone(),
     }
+}
+
+/// Where the handle of the span in a slot is kept.
+fn span_at(slot: u32) -> String {
+    format!("(i32.const {})", 3_072 + 4 * slot)
 }
 
 /// Code that calls `emit`. Its parameters are too many to be passed one by one: they are a record

@@ -182,7 +182,13 @@ impl ShopFixture {
         Ok(())
     }
 
-    async fn deploy_one(&self, consumer: &str, event_type: &str, steps: Vec<Step>) -> Result<()> {
+    /// Deploys a handler that has the effect of a consumer, and does these steps after it.
+    pub async fn deploy_one(
+        &self,
+        consumer: &str,
+        event_type: &str,
+        steps: Vec<Step>,
+    ) -> Result<()> {
         let effect = format!("INSERT INTO seen (consumer, message_id) VALUES ('{consumer}', $1)");
         let emits = !steps.is_empty();
         let all = [vec![Step::ExecuteWithId(effect), Step::GiveUpOnError], steps].concat();

@@ -20,7 +20,7 @@ struct BoundWorld {
 }
 
 /// The worlds in the order in which their bindings need each other.
-const WORLDS: [BoundWorld; 3] = [
+const WORLDS: [BoundWorld; 4] = [
     BoundWorld {
         name: "handler",
         id: "oncebox:handler/handler@0.1.0",
@@ -33,13 +33,19 @@ const WORLDS: [BoundWorld; 3] = [
         folders: &["wit"],
         file: "batch_handler.rs",
     },
-    // The import that version 0.2 of the contract adds to both. A component has it only where its
-    // code calls it.
+    // The imports that version 0.2 of the contract adds to both. A component has them only where
+    // its code calls them.
     BoundWorld {
         name: "emitter",
         id: "oncebox:handler/emitter@0.2.0",
         folders: &["wit", "wit/0.2"],
         file: "emitter.rs",
+    },
+    BoundWorld {
+        name: "tracer",
+        id: "oncebox:handler/tracer@0.2.0",
+        folders: &["wit", "wit/0.2"],
+        file: "tracer.rs",
     },
 ];
 
@@ -84,7 +90,7 @@ fn options(world: &str) -> Opts {
         export_macro_name: Some(format!("__export_{name}")),
         default_bindings_module: Some(format!("::oncebox_guest::__private::{name}")),
         additional_derive_attributes: vec!["PartialEq".to_owned()],
-        additional_derive_ignore: vec!["savepoint".to_owned()],
+        additional_derive_ignore: vec!["savepoint".to_owned(), "span".to_owned()],
         ..Opts::default()
     };
     if world == "batch-handler" {

@@ -21,6 +21,8 @@ mod sql;
 mod sys;
 #[cfg(all(feature = "test", not(target_family = "wasm")))]
 pub mod test;
+#[cfg(feature = "trace")]
+pub mod trace;
 
 pub use batch::{Batch, BatchHandler, Item};
 pub use bindings::handler::oncebox::handler::{

@@ -14,6 +14,7 @@ use oncebox_guest::{
     once::insert_once,
     params, park, reject,
     saga::Saga,
+    trace::Span,
 };
 use serde::Deserialize;
 
@@ -94,10 +95,13 @@ fn place(order: &Order, context: &Context) -> Result<()> {
     if !stored.is_new() {
         return Ok(());
     }
+    let span = Span::begin("reserve stock");
+    span.set("sku", &order.sku);
     let reserved = execute(
         "UPDATE stock SET units = units - $2 WHERE sku = $1 AND units >= $2",
         params![order.sku, order.units],
     )?;
+    drop(span);
     if reserved == 0 {
         step(order, PLACED, REJECTED)?;
         return Ok(());

@@ -1,8 +1,10 @@
 //! The interfaces that a host gives to a handler's component.
 
-/// Interfaces of the contract that a component may import, without their version.
+/// Interfaces of the contract's version 0.1 that a component may import, without their version.
 pub const CONTRACT: &[&str] = &["types", "context", "sql", "log", "config"];
-/// The interface for outgoing messages, without its version: the one of the contract's version 0.2.
+/// Interfaces that version 0.2 of the contract adds, without their version.
+pub const CONTRACT_0_2: &[&str] = &["emit", "trace"];
+/// The interface for outgoing messages, without its version.
 pub const EMIT: &str = "oncebox:handler/emit";
 
 /// Parts of WASI 0.2 that are linked, because stock toolchains import them. They give access to
@@ -11,14 +13,19 @@ const WASI: &[&str] =
     &["wasi:io/", "wasi:cli/", "wasi:clocks/", "wasi:random/", "wasi:filesystem/", "wasi:sockets/"];
 
 /// Returns whether handlers are given an interface of this name. Only one of these reaches anything
-/// but the database and the host's own log: see [`is_emit`].
+/// but the database, the host's own log and the operator's traces: see [`is_emit`].
 pub fn is_given(import: &str) -> bool {
     let (interface, version) = parts(import);
-    let contract =
-        interface.strip_prefix("oncebox:handler/").is_some_and(|name| CONTRACT.contains(&name));
+    let contract = own(interface).is_some_and(|name| CONTRACT.contains(&name));
     (contract && version.starts_with("0.1."))
-        || is_emit(import)
+        || is_of_0_2(import)
         || (WASI.iter().any(|name| interface.starts_with(name)) && version.starts_with("0.2."))
+}
+
+/// Returns whether an import is an interface that version 0.2 of the contract adds.
+pub fn is_of_0_2(import: &str) -> bool {
+    let (interface, version) = parts(import);
+    own(interface).is_some_and(|name| CONTRACT_0_2.contains(&name)) && version.starts_with("0.2.")
 }
 
 /// Returns whether an import is the interface for outgoing messages, which a handler is given only
@@ -26,6 +33,11 @@ pub fn is_given(import: &str) -> bool {
 pub fn is_emit(import: &str) -> bool {
     let (interface, version) = parts(import);
     interface == EMIT && version.starts_with("0.2.")
+}
+
+/// Returns the name of an interface of the contract within its package.
+fn own(interface: &str) -> Option<&str> {
+    interface.strip_prefix("oncebox:handler/")
 }
 
 /// Splits the name of an import into the interface and its version, which may be empty.
@@ -44,6 +56,7 @@ mod tests {
             "oncebox:handler/sql@0.1.0",
             "oncebox:handler/emit@0.2.0",
             "oncebox:handler/emit@0.2.7",
+            "oncebox:handler/trace@0.2.0",
             "wasi:clocks/wall-clock@0.2.6",
         ] {
             assert!(is_given(inside), "{inside}");
@@ -53,6 +66,8 @@ mod tests {
             "oncebox:handler/emit@0.3.0",
             "oncebox:handler/emit",
             "oncebox:handler/emitter@0.2.0",
+            "oncebox:handler/trace@0.1.0",
+            "acme:handler/trace@0.2.0",
             "oncebox:handler/sql@0.2.0",
             "wasi:http/outgoing-handler@0.2.0",
             "env",
@@ -68,8 +83,12 @@ mod tests {
         for import in ["oncebox:handler/emit@0.2.0", "oncebox:handler/emit@0.2.19"] {
             assert!(is_emit(import), "{import}");
         }
-        for import in ["oncebox:handler/sql@0.1.0", "acme:handler/emit@0.2.0", "wasi:io/poll@0.2.0"]
-        {
+        for import in [
+            "oncebox:handler/sql@0.1.0",
+            "oncebox:handler/trace@0.2.0",
+            "acme:handler/emit@0.2.0",
+            "wasi:io/poll@0.2.0",
+        ] {
             assert!(!is_emit(import), "{import}");
         }
     }

@@ -9,7 +9,7 @@
 use std::{borrow::Cow, cell::Cell, sync::OnceLock, time::SystemTime};
 
 use opentelemetry::{
-    Context, ContextGuard, KeyValue, Value,
+    Context, ContextGuard, Key, KeyValue, Value,
     context::FutureExt,
     global::BoxedTracer,
     trace::{
@@ -37,6 +37,8 @@ pub struct TraceSettings {
     pub follow: f64,
     /// Whether the statements of handlers have spans.
     pub statements: bool,
+    /// Most spans that a run of a handler adds.
+    pub handler_spans: u32,
 }
 
 static TRACING: OnceLock<(BoxedTracer, TraceSettings)> = OnceLock::new();
@@ -203,7 +205,7 @@ impl Span {
     }
 
     /// Adds an attribute.
-    pub fn set(&self, key: &'static str, value: impl Into<Value>) {
+    pub fn set(&self, key: impl Into<Key>, value: impl Into<Value>) {
         if let Some(context) = &self.context {
             context.span().set_attribute(KeyValue::new(key, value));
         }
@@ -261,6 +263,17 @@ pub async fn within<F: Future>(span: Option<&Span>, future: F) -> F::Output {
 /// Returns the context of the current span, where it is recorded and statements have spans.
 pub fn of_statements() -> Option<SpanContext> {
     TRACING.get().filter(|(_, settings)| settings.statements)?;
+    current()
+}
+
+/// Returns the context of the current span, where it is recorded and a handler that has begun this
+/// many spans may begin another one.
+pub fn of_handler(begun: u32) -> Option<SpanContext> {
+    TRACING.get().filter(|(_, settings)| begun < settings.handler_spans)?;
+    current()
+}
+
+fn current() -> Option<SpanContext> {
     Context::map_current(|current| {
         let span = current.span();
         span.is_recording().then(|| span.span_context().clone())

@@ -1,5 +1,5 @@
 //! Rust types and traits of the contract in `wit/`, of both its versions. The worlds of version 0.2
-//! are those of 0.1 with one more import, so that a component of either has the same exports.
+//! are those of 0.1 with two more imports, so that a component of either has the same exports.
 
 #![allow(
     missing_docs,
@@ -25,13 +25,23 @@ pub(crate) mod batch {
     });
 }
 
-/// The import that version 0.2 of the contract adds to both worlds.
+/// The import for outgoing messages, which version 0.2 of the contract adds to both worlds.
 pub(crate) mod emitter {
     wasmtime::component::bindgen!({
         path: ["../../wit", "../../wit/0.2"],
         world: "oncebox:handler/emitter@0.2.0",
         imports: { default: async | trappable },
         additional_derives: [PartialEq],
+    });
+}
+
+/// The import for spans, which version 0.2 of the contract adds to both worlds.
+pub(crate) mod tracer {
+    wasmtime::component::bindgen!({
+        path: ["../../wit", "../../wit/0.2"],
+        world: "oncebox:handler/tracer@0.2.0",
+        imports: { default: trappable },
+        with: { "oncebox:handler/trace.span": crate::host::trace::HandlerSpan },
     });
 }
 

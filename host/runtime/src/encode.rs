@@ -25,14 +25,15 @@ pub const WIT: &[(&str, &str)] = &[
 ];
 
 /// The files of version 0.2 of the contract, which needs those of [`WIT`].
-const EMITTING_WIT: &[(&str, &str)] = &[
+const WIT_0_2: &[(&str, &str)] = &[
     ("0.2/emit.wit", include_str!("../../../wit/0.2/emit.wit")),
+    ("0.2/trace.wit", include_str!("../../../wit/0.2/trace.wit")),
     ("0.2/world.wit", include_str!("../../../wit/0.2/world.wit")),
 ];
 
 /// Makes a component of a core module. A module without a world of its own gets the `handler`
 /// world, or `batch-handler` when it exports that world's interface; of version 0.2 of the contract
-/// when it imports `emit`. A module for WASI 0.1 gets the adapter to WASI 0.2.
+/// when it imports `emit` or `trace`. A module for WASI 0.1 gets the adapter to WASI 0.2.
 ///
 /// # Errors
 ///
@@ -69,8 +70,8 @@ fn with_world(core: &[u8]) -> Result<Vec<u8>, EncodeError> {
     if stripped.is_none() {
         let mut resolve = Resolve::default();
         let mut package = push(&mut resolve, WIT)?;
-        if names(&core, EMIT) {
-            package = push(&mut resolve, EMITTING_WIT)?;
+        if ADDED.iter().any(|interface| names(&core, interface)) {
+            package = push(&mut resolve, WIT_0_2)?;
         }
         let world = if names(&core, BATCH) { "batch-handler" } else { "handler" };
         let world = resolve.select_world(&[package], Some(world)).map_err(invalid)?;
@@ -92,8 +93,8 @@ fn push(resolve: &mut Resolve, files: &[(&str, &str)]) -> Result<PackageId, Enco
 
 /// The interface that tells a module for batches, before its version.
 const BATCH: &[u8] = b"oncebox:handler/incoming-batch-handler@";
-/// The interface that tells a module for version 0.2 of the contract, before its version.
-const EMIT: &[u8] = b"oncebox:handler/emit@";
+/// The interfaces that tell a module for version 0.2 of the contract, before their version.
+const ADDED: [&[u8]; 2] = [b"oncebox:handler/emit@", b"oncebox:handler/trace@"];
 
 /// Returns whether a module names an interface, so that it was written for a world with it.
 fn names(core: &[u8], interface: &[u8]) -> bool {

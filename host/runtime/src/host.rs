@@ -8,6 +8,7 @@ pub(crate) mod log;
 pub(crate) mod random;
 pub(crate) mod savepoint;
 pub mod sql;
+pub(crate) mod trace;
 pub(crate) mod wasi;
 
 use wasmtime::{
@@ -16,7 +17,7 @@ use wasmtime::{
 };
 
 use crate::{
-    bindings::{Handler, emitter::Emitter, oncebox::handler::types},
+    bindings::{Handler, emitter::Emitter, oncebox::handler::types, tracer::Tracer},
     state::StoreState,
 };
 
@@ -25,6 +26,7 @@ pub(crate) fn linker(engine: &Engine) -> wasmtime::Result<Linker<StoreState>> {
     let mut linker = Linker::new(engine);
     Handler::add_to_linker::<_, HasSelf<StoreState>>(&mut linker, |state| state)?;
     Emitter::add_to_linker::<_, HasSelf<StoreState>>(&mut linker, |state| state)?;
+    Tracer::add_to_linker::<_, HasSelf<StoreState>>(&mut linker, |state| state)?;
     wasi::link(&mut linker)?;
     Ok(linker)
 }

@@ -33,17 +33,17 @@ pub(crate) fn announce(to: &watch::Sender<Readiness>, readiness: Readiness) {
 /// Time after which a host whose loop has not come round counts as hung.
 const STALE: Duration = Duration::from_secs(30);
 
-/// Whether `/metrics` was asked for since this was last reported.
+/// Whether something took the metrics since this was last reported.
 #[derive(Default)]
 pub(crate) struct Scrapes(AtomicBool);
 
 impl Scrapes {
-    /// Notes an answer to `/metrics`.
+    /// Notes an answer to `/metrics`, or that a collector took them.
     pub(crate) fn note(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether there was an answer since the last call.
+    /// Returns whether something took them since the last call.
     pub(crate) fn take(&self) -> bool {
         self.0.swap(false, Ordering::Relaxed)
     }
@@ -116,7 +116,7 @@ pub(crate) async fn serve(
 
 /// Returns the rendered samples without those that are not a number: gauges that have ended, as of
 /// a revoked partition.
-fn told(rendered: &str) -> String {
+pub(crate) fn told(rendered: &str) -> String {
     rendered
         .split_inclusive('\n')
         .filter(|line| line.starts_with('#') || !line.trim_end().ends_with(" NaN"))

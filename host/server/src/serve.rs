@@ -22,6 +22,7 @@ use crate::{
     http, jobs,
     reconcile::Supervisor,
     retention, startup, storage,
+    telemetry::push,
     tenants::deletion,
 };
 
@@ -60,6 +61,8 @@ pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()>
     let (decoder, oidc) = (config.schema_registry.decoder()?, config.oidc.options()?);
     let (readiness, ready) = watch::channel(Err("starting".to_owned()));
     let (http_stop, scrapes) = (CancellationToken::new(), Arc::<http::Scrapes>::default());
+    let pushing =
+        push::begin(&config.telemetry, metrics.clone(), scrapes.clone(), http_stop.clone())?;
     let http =
         tokio::spawn(http::serve(listener, metrics, scrapes.clone(), ready, http_stop.clone()));
     let whole = async {
@@ -113,6 +116,9 @@ pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()>
     // A client that keeps its request open does not keep the process from ending.
     ended_within(Duration::from_secs(1), http).await?;
     ended_within(2 * API_GRACE, api_serving).await?;
+    if let Some(pushing) = pushing {
+        pushing.await?;
+    }
     match drained {
         Drained::Clean => tracing::info!("drained"),
         Drained::Unfinished => {

@@ -1,4 +1,7 @@
-//! Spans and log lines on their way to a collector, over OTLP.
+//! Spans, log lines and metrics on their way to a collector, over OTLP.
+
+pub(crate) mod push;
+mod samples;
 
 use std::time::Duration;
 
@@ -64,8 +67,9 @@ impl Telemetry {
         let Some(url) = settings.url("traces").filter(|_| settings.traces) else { return Ok(()) };
         let traces = tracer(&url)?;
         global::set_tracer_provider(traces.clone());
-        let TelemetrySettings { sample, follow, statements, .. } = *settings;
-        trace::enable(global::tracer("oncebox"), TraceSettings { sample, follow, statements });
+        let TelemetrySettings { sample, follow, statements, handler_spans, .. } = *settings;
+        let settings = TraceSettings { sample, follow, statements, handler_spans };
+        trace::enable(global::tracer("oncebox"), settings);
         self.traces = Some(traces);
         Ok(())
     }

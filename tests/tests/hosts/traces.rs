@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use oncebox_tests::{
     collector::{CollectedSpan, Collector},
+    guests::Step,
     host::{HostFixture, HostProcess, Options},
     shop::{Publisher, ShopFixture},
     wait::{self, DEADLINE},
@@ -323,6 +324,81 @@ async fn a_share_of_none_traces_none_and_nothing_that_they_cause() {
     assert!(of_trace(&collector, &other).is_empty());
 }
 
+/// What could go wrong: a handler's span hangs beside the run or above what is within it, says what
+/// only the host knows, or a handler makes any number of them; one that no one asked for is made.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_adds_spans_below_its_run_as_many_as_the_operator_allows() {
+    let collector = Collector::start().await.unwrap();
+    let mut shop = ShopFixture::new().await.unwrap();
+    let long = "é".repeat(3_000);
+    let priced = [
+        Step::Span(0, "price"),
+        Step::SpanAttribute(0, "currency", "CHF".to_owned()),
+        Step::SpanAttribute(0, "currency", long),
+        Step::SpanAttribute(0, "oncebox.tenant", "another".to_owned()),
+        Step::Span(1, "look up"),
+        Step::Query("SELECT 'within'".to_owned()),
+        Step::FailSpan(1, "not_found"),
+        Step::EndSpan(1),
+        Step::EndSpan(0),
+        Step::Query("SELECT 'behind'".to_owned()),
+        Step::Span(2, "left open"),
+    ];
+    let keys = [Step::Span(3, "keys")]
+        .into_iter()
+        .chain((0..40).map(|number| Step::SpanAttribute(3, "key", format!("{number}"))));
+    let many = (0..40).flat_map(|_| [Step::Span(4, "more"), Step::EndSpan(4)]);
+    let steps = priced.into_iter().chain(keys).chain(many).collect();
+    shop.deploy_one("last", "order.shipped", steps).await.unwrap();
+
+    let (traced, untraced) = (new_trace(), new_trace());
+    let host = start(&shop.base, "a", &collector).await.unwrap();
+    shop.place_traced("traced", &trace_parent(&traced, true)).await.unwrap();
+    shop.place_traced("untraced", &trace_parent(&untraced, false)).await.unwrap();
+    shop.wait_done().await.unwrap();
+    host.stop().await.unwrap();
+    shop.check().await.unwrap();
+    assert!(of_trace(&collector, &untraced).is_empty());
+
+    let spans = of_trace(&collector, &traced);
+    let run = spans
+        .iter()
+        .find(|span| span.operation() == "process" && span.get("oncebox.consumer") == "last")
+        .unwrap();
+    let own: Vec<_> =
+        spans.iter().filter(|span| span.kind == "SPAN_KIND_INTERNAL").cloned().collect();
+    assert_eq!(own.len(), 32, "{own:#?}");
+    let named = |name: &str| own.iter().find(|span| span.name == name).unwrap();
+    let (price, lookup) = (named("price"), named("look up"));
+    assert_eq!((&price.parent_id, price.is_error), (&run.span_id, false));
+    assert_eq!(&lookup.parent_id, &price.span_id);
+    assert_eq!((lookup.is_error, lookup.get("error.type")), (true, "not_found"));
+    let currency = price.get("handler.currency");
+    assert!(currency.starts_with('é') && currency.len() == 4_096, "{currency}");
+    assert_eq!(price.get("handler.oncebox.tenant"), "another");
+    assert_eq!(price.get("oncebox.tenant"), shop.base.tenant.name);
+    // What runs within a span of the handler is below it, and what runs after it is not.
+    let parent_of = |text: &str| {
+        &spans.iter().find(|span| span.get("db.query.text").contains(text)).unwrap().parent_id
+    };
+    assert_eq!([parent_of("within"), parent_of("behind")], [&lookup.span_id, &run.span_id]);
+    let open = named("left open");
+    assert_eq!((&open.parent_id, open.get("error.type")), (&run.span_id, "interrupted"));
+    assert_eq!(named("keys").get("handler.key"), "31", "the first 32 calls");
+
+    // An operator may want none.
+    let none = ("ONCEBOX_TELEMETRY_HANDLER_SPANS", "0");
+    let to = ("ONCEBOX_TELEMETRY_ENDPOINT", collector.url());
+    let host = shop.base.start_ready("b", &[to, none]).await.unwrap();
+    let other = new_trace();
+    shop.place_traced("another", &trace_parent(&other, true)).await.unwrap();
+    shop.wait_done().await.unwrap();
+    host.stop().await.unwrap();
+    let spans = of_trace(&collector, &other);
+    assert!(spans.iter().any(|span| span.get("oncebox.consumer") == "last"), "{spans:#?}");
+    assert!(spans.iter().all(|span| span.kind != "SPAN_KIND_INTERNAL"), "{spans:#?}");
+}
+
 /// What could go wrong: a collector that refuses holds messages up, or spans are lost and nothing
 /// counts them.
 #[tokio::test(flavor = "multi_thread")]
@@ -353,6 +429,56 @@ async fn a_collector_that_is_away_holds_up_nothing_and_lost_spans_are_counted() 
     .await
     .unwrap();
     host.stop().await.unwrap();
+}
+
+/// What could go wrong: a collector has other numbers than `/metrics`, the last ones of a host are
+/// lost, a host that nobody scrapes counts as unseen, or a refusal stops the sending or tells the key.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collector_gets_the_metrics_to_the_last() {
+    let collector = Collector::start().await.unwrap();
+    collector.refuse(true);
+    let base = HostFixture::new().await.unwrap();
+    let settings = [
+        ("ONCEBOX_TELEMETRY_ENDPOINT", collector.url()),
+        ("ONCEBOX_TELEMETRY_METRICS", "true"),
+        ("ONCEBOX_TELEMETRY_METRICS_INTERVAL_MS", "1000"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "api-key=hunter2%2C1"),
+    ];
+    let host = base.start_ready("a", &settings).await.unwrap();
+    host.wait_log("the collector does not take the metrics: it answered with the status 400")
+        .await
+        .unwrap();
+    collector.refuse(false);
+    host.wait_log("the collector takes the metrics again").await.unwrap();
+    let scraped = "SELECT count(*) FROM oncebox.host WHERE scraped_at IS NOT NULL";
+    base.until(scraped, 1).await.unwrap();
+
+    let publisher = Publisher::new(base.kafka().bootstrap()).unwrap();
+    let payload = r#"{"account":"plain-1","amount":"1","open_account":true}"#;
+    publisher.publish(&base.topic, ("one", "payment.captured", "k"), payload).await.unwrap();
+    base.until("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'", 1).await.unwrap();
+    const MESSAGES: &str = "oncebox_messages_total";
+    host.until_metric_reaches(MESSAGES, &[], 1.0).await.unwrap();
+    let shown = host.samples(MESSAGES).await;
+    host.stop().await.unwrap();
+    let last = collector.samples().pop().unwrap();
+    assert!(
+        last.iter().all(|it| it.service == "oncebox" && it.api_key == "hunter2,1"),
+        "{last:#?}"
+    );
+    let told: Vec<_> = last.iter().filter(|it| it.name == MESSAGES).collect();
+    assert_eq!(told.len(), shown.len(), "{told:#?} {shown:#?}");
+    for sample in told {
+        let is_it = |line: &&String| {
+            let has =
+                |(key, value): (&String, &String)| line.contains(&format!("{key}=\"{value}\""));
+            sample.labels.iter().all(has)
+        };
+        let line = shown.iter().find(is_it).unwrap_or_else(|| panic!("{sample:?}: {shown:?}"));
+        assert!(line.ends_with(&format!(" {}", sample.value)), "{sample:?}: {line}");
+    }
+    assert_eq!(host.log_lines("does not take the metrics"), 1, "one line, however often");
+    assert_eq!(host.log_lines("hunter2"), 0);
 }
 
 /// What could go wrong: a host without a collector makes contexts, and rows and headers grow.

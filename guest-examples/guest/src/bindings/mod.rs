@@ -15,3 +15,6 @@ pub mod batch_handler;
 pub mod emitter;
 #[rustfmt::skip]
 pub mod handler;
+#[cfg(all(feature = "trace", target_family = "wasm"))]
+#[rustfmt::skip]
+pub mod tracer;

@@ -2,7 +2,7 @@
 
 use oncebox_model::{
     Problem,
-    contract::{CONTRACT, EMIT, is_emit, is_given},
+    contract::{CONTRACT, CONTRACT_0_2, is_given, is_of_0_2},
 };
 
 use super::{
@@ -20,7 +20,7 @@ use crate::{
 /// Most refused imports, or exports, that are listed one by one.
 const LISTED_MAX: usize = 20;
 /// Versions of the contract that this host has.
-const VERSIONS: &str = "0.1, and `emit` of 0.2";
+const VERSIONS: &str = "0.1, and `emit` and `trace` of 0.2";
 const NO_NETWORK: &str =
     "a handler has no network; what it is to read must be in the message or in its tables";
 
@@ -29,8 +29,8 @@ const NO_NETWORK: &str =
 pub(super) struct HandlerWorld {
     /// Whether the handler takes all messages of a transaction together.
     pub(super) is_batch: bool,
-    /// Version of the contract that the component was built against: that of the import for
-    /// outgoing messages, else that of the handler interface that it exports.
+    /// Version of the contract that the component was built against: that of an import of version
+    /// 0.2, else that of the handler interface that it exports.
     pub(super) contract: String,
 }
 
@@ -38,9 +38,9 @@ pub(super) struct HandlerWorld {
 pub(super) fn verdict(scan: &Scan, allowance: &Allowance) -> Result<HandlerWorld, Vec<Problem>> {
     let mut problems = Vec::new();
     let mut world = exported(&scan.exports).map_err(|problem| problems.push(problem)).ok();
-    let emit = scan.imports.iter().find(|import| is_emit(&import.name));
-    if let (Some(world), Some(emit)) = (&mut world, emit) {
-        version(&emit.name).clone_into(&mut world.contract);
+    let newer = scan.imports.iter().find(|import| is_of_0_2(&import.name));
+    if let (Some(world), Some(newer)) = (&mut world, newer) {
+        version(&newer.name).clone_into(&mut world.contract);
     }
     let refused: Vec<_> =
         scan.imports.iter().filter_map(|import| refusal(import, scan.has_shared_libc)).collect();
@@ -150,10 +150,10 @@ fn refusal(import: &ComponentImport, has_shared_libc: bool) -> Option<Problem> {
                 own",
         ));
     }
-    let package = interface.split_once('/').map_or(interface, |(package, _)| package);
+    let (package, own) = interface.split_once('/').unwrap_or((interface, ""));
+    let is_newer = CONTRACT_0_2.contains(&own);
     match package {
-        _ if interface == EMIT => Some(other_version(&import.name)),
-        "oncebox:handler" if version(&import.name).starts_with("0.1.") => {
+        "oncebox:handler" if version(&import.name).starts_with("0.1.") && !is_newer => {
             let ours =
                 CONTRACT.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
             Some(not_given(&name, &format!("the contract has no such interface; it has {ours}")))

@@ -1,5 +1,7 @@
 //! Settings of what is sent to an OpenTelemetry collector.
 
+use std::ops::RangeInclusive;
+
 use axum::http::Uri;
 use serde::{
     Deserialize, Deserializer,
@@ -18,6 +20,11 @@ pub struct TelemetrySettings {
     pub traces: bool,
     /// Whether log lines are sent, beside those on standard error.
     pub logs: bool,
+    /// Whether metrics are sent, beside what `/metrics` answers.
+    pub metrics: bool,
+    /// Pause between two requests with metrics, in milliseconds, from 1000 to 120000.
+    #[serde(deserialize_with = "metrics_interval_ms")]
+    pub metrics_interval_ms: u64,
     /// Share of the messages that are traced among those without a `traceparent`, from 0 to 1.
     #[serde(deserialize_with = "share")]
     pub sample: f64,
@@ -26,6 +33,9 @@ pub struct TelemetrySettings {
     pub follow: f64,
     /// Whether the statements of handlers have spans, with their texts.
     pub statements: bool,
+    /// Most spans that a run of a handler adds, from 0 to 1000.
+    #[serde(deserialize_with = "handler_spans")]
+    pub handler_spans: u32,
 }
 
 impl Default for TelemetrySettings {
@@ -34,9 +44,12 @@ impl Default for TelemetrySettings {
             endpoint: String::new(),
             traces: true,
             logs: false,
+            metrics: false,
+            metrics_interval_ms: 60_000,
             sample: 1.0,
             follow: 1.0,
             statements: false,
+            handler_spans: 32,
         }
     }
 }
@@ -75,6 +88,24 @@ fn fault(text: &str) -> Option<&'static str> {
         return Some("holds a query (`?`)");
     }
     uri.path().ends_with("/v1/traces").then_some("ends with `/v1/traces`, which the host adds")
+}
+
+fn handler_spans<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    within(u32::deserialize(deserializer)?, 0..=1_000, "a number from 0 to 1000")
+}
+
+fn metrics_interval_ms<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    within(u64::deserialize(deserializer)?, 1_000..=120_000, "a number from 1000 to 120000")
+}
+
+/// Returns a number that is within its bounds.
+fn within<N: Copy + Into<u64> + PartialOrd, E: Error>(
+    number: N,
+    bounds: RangeInclusive<N>,
+    expected: &'static str,
+) -> Result<N, E> {
+    let fault = || E::invalid_value(Unexpected::Unsigned(number.into()), &expected);
+    bounds.contains(&number).then_some(number).ok_or_else(fault)
 }
 
 /// Reads a share. The environment has it as a text.
@@ -128,6 +159,10 @@ mod tests {
             ("follow = 2", "expected a share from 0 to 1"),
             ("sample = 'all'", "expected a share from 0 to 1"),
             ("sample = nan", "expected a share from 0 to 1"),
+            ("handler_spans = 1001", "expected a number from 0 to 1000"),
+            ("metrics_interval_ms = 999", "expected a number from 1000 to 120000"),
+            ("metrics_interval_ms = 120_001", "expected a number from 1000 to 120000"),
+            ("handler_spans = -1", "expected u32"),
             ("protocol = 'grpc'", "unknown field `protocol`"),
         ] {
             let error = toml_error(text, &parse(text).expect_err(text)).to_string();

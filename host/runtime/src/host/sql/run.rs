@@ -89,7 +89,7 @@ impl StoreState {
         let result = match self.session.admit(statement, &self.limits) {
             Ok(()) => match self.tx() {
                 Ok(tx) => {
-                    let span = span::begin(statement);
+                    let span = span::begin(statement, self.spans.youngest());
                     let result = run_statement(&tx, &self.limits, mode, statement, params).await;
                     span::end(span, &result);
                     result

@@ -1,7 +1,7 @@
 //! The span of a statement.
 
 use oncebox_model::trace::{self, NewSpan, Span};
-use opentelemetry::trace::SpanKind;
+use opentelemetry::trace::{SpanContext, SpanKind};
 
 use super::{run::SqlAnswer, stop::SqlStop};
 use crate::bindings::oncebox::handler::sql::Error;
@@ -9,10 +9,11 @@ use crate::bindings::oncebox::handler::sql::Error;
 /// Words that begin a statement and name its operation.
 const OPERATIONS: [&str; 7] = ["SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES"];
 
-/// Begins the span of a statement, below that of the run. None where statements have no spans. The
-/// span has the text of the statement, and never its parameters.
-pub(super) fn begin(text: &str) -> Option<Span> {
-    let parent = trace::of_statements()?;
+/// Begins the span of a statement, below the handler's own span or that of the run. None where
+/// statements have no spans. The span has the text of the statement, and never its parameters.
+pub(super) fn begin(text: &str, own: Option<SpanContext>) -> Option<Span> {
+    let of_run = trace::of_statements()?;
+    let parent = own.unwrap_or(of_run);
     let operation = operation_of(text);
     NewSpan::new(operation.unwrap_or("statement"), SpanKind::Client)
         .with("db.system.name", "postgresql")
