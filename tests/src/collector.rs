@@ -271,7 +271,10 @@ fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn texts(attributes: &[KeyValue]) -> BTreeMap<String, String> {
     let value = |it: &KeyValue| it.value.as_ref()?.value.as_ref().map(text);
-    attributes.iter().filter_map(|it| Some((it.key.clone(), value(it)?))).collect()
+    let found: BTreeMap<_, _> =
+        attributes.iter().filter_map(|it| Some((it.key.clone(), value(it)?))).collect();
+    assert_eq!(found.len(), attributes.len(), "each key is there once: {attributes:?}");
+    found
 }
 
 fn text(value: &Value) -> String {

@@ -31,25 +31,26 @@
 use crate::bindings::tracer::oncebox::handler0_2_0::trace::Span as HostSpan;
 
 /// A part of the run. Its parent is the youngest span that is open, or else the run. It ends where
-/// it is dropped; one that is open at the end of the run counts as interrupted.
+/// it is dropped; one that is open at the end of the run counts as interrupted, unless it failed.
+///
+/// The host keeps as many spans of a run as its operator allows, and 4 KiB of their names, keys,
+/// values and classes of errors; it leaves out what comes after that.
 #[must_use = "a span that is dropped at once has no length"]
 pub struct Span(HostSpan);
 
 impl Span {
-    /// Begins a span, as far as the host has room for more of them in one run. A name says what is
-    /// done, and not for whom; the host cuts it to 255 bytes.
+    /// Begins a span. A name says what is done, and not for whom; the host cuts it to 100 bytes.
     pub fn begin(name: &str) -> Self {
         Self(HostSpan::new(name))
     }
 
-    /// Adds an attribute, or replaces its value. It is shown as `handler.` and its key. The host
-    /// cuts keys of more than 100 bytes and values of more than 4 KiB, and keeps the first 32
-    /// calls.
+    /// Sets an attribute, which is shown as `handler.` and its key. The host cuts the key to 100
+    /// bytes and the value to 1 KiB.
     pub fn set(&self, key: &str, value: &str) {
         self.0.set_attribute(key, value);
     }
 
-    /// Marks the span as failed, by the class of the error: at most 255 bytes.
+    /// Marks the span as failed, by the class of the error. The last call counts.
     pub fn fail(&self, error_type: &str) {
         self.0.fail(error_type);
     }

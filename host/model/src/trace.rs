@@ -26,9 +26,9 @@ const TEXT_BYTES_MAX: usize = 4_096;
 const ERROR_TYPE: &str = "error.type";
 
 /// Class of the error of a span that was dropped before its end.
-const INTERRUPTED: &str = "interrupted";
+pub const INTERRUPTED: &str = "interrupted";
 
-/// The messages that are traced, and their statements.
+/// The messages that are traced, and the spans within a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TraceSettings {
     /// Share of the messages without a context that are traced, 0 to 1.

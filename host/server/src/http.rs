@@ -116,7 +116,7 @@ pub(crate) async fn serve(
 
 /// Returns the rendered samples without those that are not a number: gauges that have ended, as of
 /// a revoked partition.
-pub(crate) fn told(rendered: &str) -> String {
+fn told(rendered: &str) -> String {
     rendered
         .split_inclusive('\n')
         .filter(|line| line.starts_with('#') || !line.trim_end().ends_with(" NaN"))

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
+use metrics_exporter_prometheus::PrometheusHandle;
 use oncebox_api::Limits;
 use oncebox_control::{Control, schema};
 use oncebox_kafka::Drained;
@@ -44,7 +45,21 @@ pub async fn serve(config: &Config) -> Result<()> {
 /// Serves until told to stop, then drains. An error of the configuration ends it at once; it waits
 /// for a database or a broker that is unavailable.
 pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()> {
-    let metrics = http::recorder()?;
+    let (metrics, scrapes) = (http::recorder()?, Arc::<http::Scrapes>::default());
+    let pushing = push::begin(&config.telemetry, metrics.clone(), scrapes.clone())?;
+    let served = work_until(config, stop, metrics, scrapes).await;
+    if let Some(pushing) = pushing {
+        pushing.end().await;
+    }
+    served
+}
+
+async fn work_until(
+    config: &Config,
+    stop: CancellationToken,
+    metrics: PrometheusHandle,
+    scrapes: Arc<http::Scrapes>,
+) -> Result<()> {
     let control = config.control()?;
     let kafka = BrokerAccess::of(config)?;
     let brokers = startup::brokers(kafka.properties())?;
@@ -60,9 +75,7 @@ pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()>
     let runtime = runtime(config)?;
     let (decoder, oidc) = (config.schema_registry.decoder()?, config.oidc.options()?);
     let (readiness, ready) = watch::channel(Err("starting".to_owned()));
-    let (http_stop, scrapes) = (CancellationToken::new(), Arc::<http::Scrapes>::default());
-    let pushing =
-        push::begin(&config.telemetry, metrics.clone(), scrapes.clone(), http_stop.clone())?;
+    let http_stop = CancellationToken::new();
     let http =
         tokio::spawn(http::serve(listener, metrics, scrapes.clone(), ready, http_stop.clone()));
     let whole = async {
@@ -116,9 +129,6 @@ pub async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()>
     // A client that keeps its request open does not keep the process from ending.
     ended_within(Duration::from_secs(1), http).await?;
     ended_within(2 * API_GRACE, api_serving).await?;
-    if let Some(pushing) = pushing {
-        pushing.await?;
-    }
     match drained {
         Drained::Clean => tracing::info!("drained"),
         Drained::Unfinished => {
@@ -211,8 +221,7 @@ pub async fn migrate(config: &Config) -> Result<()> {
 }
 
 /// Begins to listen for SIGTERM and SIGINT, and returns the task that cancels the token on the
-/// first. A signal that comes after this has returned is not lost: without, SIGTERM would kill a
-/// process that starts, and the first process of a container would not notice it.
+/// first. Before this, SIGTERM kills the process, or is ignored where it is the first of a container.
 ///
 /// # Errors
 ///

@@ -330,25 +330,28 @@ async fn a_share_of_none_traces_none_and_nothing_that_they_cause() {
 async fn a_handler_adds_spans_below_its_run_as_many_as_the_operator_allows() {
     let collector = Collector::start().await.unwrap();
     let mut shop = ShopFixture::new().await.unwrap();
-    let long = "é".repeat(3_000);
+    let (long, longer) = ("é".repeat(50), "é".repeat(600));
     let priced = [
         Step::Span(0, "price"),
         Step::SpanAttribute(0, "currency", "CHF".to_owned()),
-        Step::SpanAttribute(0, "currency", long),
+        Step::SpanAttribute(0, "currency", longer),
         Step::SpanAttribute(0, "oncebox.tenant", "another".to_owned()),
         Step::Span(1, "look up"),
         Step::Query("SELECT 'within'".to_owned()),
+        Step::FailSpan(1, "first"),
         Step::FailSpan(1, "not_found"),
         Step::EndSpan(1),
         Step::EndSpan(0),
         Step::Query("SELECT 'behind'".to_owned()),
         Step::Span(2, "left open"),
+        Step::Span(3, "texts"),
     ];
-    let keys = [Step::Span(3, "keys")]
-        .into_iter()
-        .chain((0..40).map(|number| Step::SpanAttribute(3, "key", format!("{number}"))));
-    let many = (0..40).flat_map(|_| [Step::Span(4, "more"), Step::EndSpan(4)]);
-    let steps = priced.into_iter().chain(keys).chain(many).collect();
+    // As many as fit, and then none.
+    let texts = (0..40).map(|number| Step::SpanAttribute(3, "key", format!("{number:02}{long}")));
+    let many = (0..40).flat_map(|_| [Step::Span(4, ""), Step::EndSpan(4)]);
+    // Handles that are never dropped, more than the table of a run's resources has room for.
+    let kept = [Step::Repeat(2_000, Box::new(Step::Span(5, "")))];
+    let steps = priced.into_iter().chain(texts).chain(many).chain(kept).collect();
     shop.deploy_one("last", "order.shipped", steps).await.unwrap();
 
     let (traced, untraced) = (new_trace(), new_trace());
@@ -365,6 +368,7 @@ async fn a_handler_adds_spans_below_its_run_as_many_as_the_operator_allows() {
         .iter()
         .find(|span| span.operation() == "process" && span.get("oncebox.consumer") == "last")
         .unwrap();
+    assert!(!run.is_error, "{run:#?}");
     let own: Vec<_> =
         spans.iter().filter(|span| span.kind == "SPAN_KIND_INTERNAL").cloned().collect();
     assert_eq!(own.len(), 32, "{own:#?}");
@@ -373,8 +377,7 @@ async fn a_handler_adds_spans_below_its_run_as_many_as_the_operator_allows() {
     assert_eq!((&price.parent_id, price.is_error), (&run.span_id, false));
     assert_eq!(&lookup.parent_id, &price.span_id);
     assert_eq!((lookup.is_error, lookup.get("error.type")), (true, "not_found"));
-    let currency = price.get("handler.currency");
-    assert!(currency.starts_with('é') && currency.len() == 4_096, "{currency}");
+    assert_eq!(price.get("handler.currency"), "é".repeat(512), "1 KiB");
     assert_eq!(price.get("handler.oncebox.tenant"), "another");
     assert_eq!(price.get("oncebox.tenant"), shop.base.tenant.name);
     // What runs within a span of the handler is below it, and what runs after it is not.
@@ -384,7 +387,10 @@ async fn a_handler_adds_spans_below_its_run_as_many_as_the_operator_allows() {
     assert_eq!([parent_of("within"), parent_of("behind")], [&lookup.span_id, &run.span_id]);
     let open = named("left open");
     assert_eq!((&open.parent_id, open.get("error.type")), (&run.span_id, "interrupted"));
-    assert_eq!(named("keys").get("handler.key"), "31", "the first 32 calls");
+    let texts = named("texts");
+    assert_eq!(texts.parent_id, open.span_id);
+    let last: usize = texts.get("handler.key")[..2].parse().unwrap();
+    assert!((20..30).contains(&last), "4 KiB are kept: {last}");
 
     // An operator may want none.
     let none = ("ONCEBOX_TELEMETRY_HANDLER_SPANS", "0");
@@ -479,6 +485,18 @@ async fn a_collector_gets_the_metrics_to_the_last() {
     }
     assert_eq!(host.log_lines("does not take the metrics"), 1, "one line, however often");
     assert_eq!(host.log_lines("hunter2"), 0);
+
+    // A host that ends long before its first interval sends them once, also while it waits for its
+    // database.
+    let settings = [settings[0], settings[1], ("ONCEBOX_TELEMETRY_METRICS_INTERVAL_MS", "120000")];
+    let before = collector.samples().len();
+    let host = base.start_ready("b", &settings).await.unwrap();
+    host.stop().await.unwrap();
+    assert_eq!(collector.samples().len(), before + 1);
+    let nowhere = ("ONCEBOX_DATABASE_URL", "postgres://nobody@127.0.0.1:1/nowhere");
+    let host = base.start("c", &[&settings[..], &[nowhere]].concat()).unwrap();
+    host.stop().await.unwrap();
+    assert_eq!(collector.samples().len(), before + 2);
 }
 
 /// What could go wrong: a host without a collector makes contexts, and rows and headers grow.

@@ -78,7 +78,8 @@ impl ReadinessInput<'_> {
 
     fn scrapes(&self) -> ReadinessFact {
         const NAME: &str = "metrics";
-        const ADVICE: &str = "let Prometheus read `/metrics` of every host (`http.listen`)";
+        const ADVICE: &str = "let Prometheus read `/metrics` of every host (`http.listen`), or set \
+            `telemetry.metrics` there";
         if self.running().next().is_none() {
             return ReadinessFact::not_known(NAME, "no host runs it", ADVICE);
         }

@@ -169,7 +169,11 @@ fn exports_are_named_as_they_are_and_as_they_should_be() {
     );
     check(
         &handler("(import \"oncebox:handler/emit@0.1.0\" (instance))"),
-        &[("contract_version", "this host has 0.1, and `emit` of 0.2")],
+        &[("contract_version", "this host has 0.1, and `emit` and `trace` of 0.2")],
+    );
+    check(
+        &handler("(import \"oncebox:handler/trace@0.1.0\" (instance))"),
+        &[("contract_version", "`oncebox:handler/trace@0.1.0` is of another version")],
     );
     let later =
         inspect_default(&handler_of("oncebox:handler/incoming-handler@0.1.9", "handle", ""))
@@ -263,6 +267,18 @@ fn the_report_names_the_import_that_sends() {
     assert_eq!((report.world.as_str(), report.contract.as_str()), ("single", "0.2.0"));
     assert_eq!(report.permissions, ["oncebox:handler/emit@0.2.0"]);
     assert!(report.imports.iter().any(|name| name == "oncebox:handler/emit@0.2.0"), "{report:?}");
+}
+
+// What could go wrong: a component with spans is taken for one of the version without them, or for
+// one that sends messages.
+#[test]
+fn the_report_names_the_import_for_spans() {
+    const TRACE: &str =
+        r#"(import "oncebox:handler/trace@0.2.0" "[resource-drop]span" (func $end (param i32)))"#;
+    let core = guest(TRACE, &format!("(call $end (i32.const 1)) {OK}"));
+    let report = inspect_default(&component(&core)).expect("sound").report;
+    assert_eq!((report.world.as_str(), report.contract.as_str()), ("single", "0.2.0"));
+    assert_eq!(report.permissions, ["oncebox:handler/trace@0.2.0"]);
 }
 
 /// Compares the proposals of inspection and engine. A proposal that only one of the two takes would

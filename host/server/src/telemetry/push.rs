@@ -1,6 +1,7 @@
 //! The host's metrics on their way to a collector, once in an interval and at the end.
 
 use std::{
+    env::VarError,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -8,6 +9,8 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_TYPE};
 use metrics_exporter_prometheus::PrometheusHandle;
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceResponse;
+use opentelemetry_sdk::Resource;
 use percent_encoding::percent_decode_str;
 use prost::Message;
 use reqwest::{Client, redirect::Policy};
@@ -15,19 +18,33 @@ use tokio::{task::JoinHandle, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    END_MAX, REQUEST_MAX, resource,
+    REQUEST_MAX, resource,
     samples::{self, SampleTimes},
 };
-use crate::{
-    config::TelemetrySettings,
-    http::{Scrapes, told},
-};
+use crate::{config::TelemetrySettings, http::Scrapes};
 
-/// Variables with headers of requests, as `name=value,…`; those of the later one replace others.
-const HEADERS: [&str; 2] = ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS"];
+/// Variables with headers of requests, as `name=value,…`. The first that is set counts.
+const HEADERS: [&str; 2] = ["OTEL_EXPORTER_OTLP_METRICS_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS"];
 
-/// Begins to send the metrics, as far as the settings say so, until told to stop. An answer of the
-/// collector counts as a scrape.
+/// Longest time for the last request.
+const LAST_MAX: Duration = Duration::from_secs(2);
+
+/// The sending of this process's metrics.
+pub(crate) struct MetricsPush {
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl MetricsPush {
+    /// Sends what the metrics are now, for a limited time, and ends.
+    pub(crate) async fn end(self) {
+        self.stop.cancel();
+        let _ = self.task.await; // it has no result, and its panic is logged
+    }
+}
+
+/// Begins to send the metrics, as far as the settings say so. An answer of the collector counts as
+/// a scrape.
 ///
 /// # Errors
 ///
@@ -36,21 +53,18 @@ pub(crate) fn begin(
     settings: &TelemetrySettings,
     metrics: PrometheusHandle,
     scrapes: Arc<Scrapes>,
-    stop: CancellationToken,
-) -> Result<Option<JoinHandle<()>>> {
+) -> Result<Option<MetricsPush>> {
     let Some(url) = settings.url("metrics").filter(|_| settings.metrics) else { return Ok(None) };
-    let mut headers = HeaderMap::new();
-    for variable in HEADERS {
-        let given = std::env::var(variable).unwrap_or_default();
-        headers.extend(read_headers(&given).with_context(|| format!("failed to read {variable}"))?);
-    }
+    let mut headers = headers()?;
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
     let client = Client::builder().redirect(Policy::none()).default_headers(headers);
     let client = client.timeout(REQUEST_MAX).build();
     let client = client.context("failed to prepare the client of the collector")?;
-    let push = Push { client, url, metrics, scrapes, start: now() };
+    let push = Push { client, url, metrics, scrapes, resource: resource(), start: now() };
     let interval = Duration::from_millis(settings.metrics_interval_ms);
-    Ok(Some(tokio::spawn(push.keep(interval, stop))))
+    let stop = CancellationToken::new();
+    let task = tokio::spawn(push.keep(interval, stop.clone()));
+    Ok(Some(MetricsPush { stop, task }))
 }
 
 struct Push {
@@ -58,47 +72,73 @@ struct Push {
     url: String,
     metrics: PrometheusHandle,
     scrapes: Arc<Scrapes>,
+    resource: Resource,
     start: u64,
 }
 
 impl Push {
     async fn keep(self, interval: Duration, stop: CancellationToken) {
-        let mut is_failing = false;
-        loop {
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => break,
-                () = sleep(interval) => {}
-            }
-            let sent = self.send().await;
-            match &sent {
-                Err(error) if !is_failing => {
-                    tracing::warn!("the collector does not take the metrics: {error:#}");
+        let mut failing = None;
+        let one_after_the_other = async {
+            loop {
+                sleep(interval).await;
+                let failed = self.send().await.err().map(|error| format!("{error:#}"));
+                match &failed {
+                    Some(error) if failed != failing => {
+                        tracing::warn!("the collector does not take the metrics: {error}");
+                    }
+                    None if failing.is_some() => {
+                        tracing::info!("the collector takes the metrics again");
+                    }
+                    _ => {}
                 }
-                Ok(()) if is_failing => tracing::info!("the collector takes the metrics again"),
-                _ => {}
+                failing = failed;
             }
-            is_failing = sent.is_err();
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
+            () = one_after_the_other => {}
         }
-        let last = tokio::time::timeout(END_MAX, self.send()).await;
-        if !matches!(last, Ok(Ok(()))) {
-            tracing::warn!("the collector did not get the last metrics");
+        let last = tokio::time::timeout(LAST_MAX, self.send()).await;
+        if let Err(error) = last.unwrap_or_else(|_| Err(anyhow!("it did not answer in time"))) {
+            tracing::warn!("the collector did not take the last metrics: {error:#}");
         }
     }
 
     /// Sends the present samples.
     async fn send(&self) -> Result<()> {
         let times = SampleTimes { start: self.start, now: now() };
-        let rendered = told(&self.metrics.render());
-        let body = samples::request(&rendered, &resource(), times).encode_to_vec();
-        let answer = self.client.post(&self.url).body(body).send().await;
-        let status = answer.map_err(|error| anyhow!(error.without_url()))?.status();
-        if !status.is_success() {
-            bail!("it answered with the status {}", status.as_u16());
+        let request = samples::request(&self.metrics.render(), &self.resource, times);
+        let answer = self.client.post(&self.url).body(request.encode_to_vec()).send().await;
+        let answer = answer.map_err(reqwest::Error::without_url)?;
+        if !answer.status().is_success() {
+            bail!("it answered with the status {}", answer.status().as_u16());
+        }
+        let body = answer.bytes().await.map_err(reqwest::Error::without_url)?;
+        let answer = ExportMetricsServiceResponse::decode(body).unwrap_or_default();
+        let rejected = answer.partial_success.map_or(0, |partial| partial.rejected_data_points);
+        if rejected > 0 {
+            bail!("it rejected {rejected} of the samples");
         }
         self.scrapes.note();
         Ok(())
     }
+}
+
+/// Returns the headers that the environment has for these requests.
+fn headers() -> Result<HeaderMap> {
+    for variable in HEADERS {
+        match std::env::var(variable) {
+            Err(VarError::NotPresent) => {}
+            Err(VarError::NotUnicode(_)) => bail!("{variable} is no text"),
+            Ok(text) if text.is_empty() => {}
+            Ok(text) => {
+                return read_headers(&text).with_context(|| format!("failed to read {variable}"));
+            }
+        }
+    }
+    Ok(HeaderMap::new())
 }
 
 /// Reads headers. No error repeats a value, which may be a secret.

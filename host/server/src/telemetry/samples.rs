@@ -8,8 +8,9 @@ use opentelemetry_proto::{
         collector::metrics::v1::ExportMetricsServiceRequest,
         common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value},
         metrics::v1::{
-            AggregationTemporality, Gauge, Histogram, HistogramDataPoint, Metric, NumberDataPoint,
-            ResourceMetrics, ScopeMetrics, Sum, metric::Data, number_data_point::Value,
+            AggregationTemporality, DataPointFlags, Gauge, Histogram, HistogramDataPoint, Metric,
+            NumberDataPoint, ResourceMetrics, ScopeMetrics, Sum, metric::Data,
+            number_data_point::Value,
         },
         resource::v1::Resource as ResourceMessage,
     },
@@ -54,7 +55,13 @@ pub(super) fn request(
         while let Some(line) = lines.next_if(|line| !line.starts_with('#')) {
             samples.extend(sample(line));
         }
-        metrics.push(metric(name, kind, samples, times));
+        if !samples.is_empty() {
+            metrics.extend(data(kind, samples, times).map(|data| Metric {
+                name: name.to_owned(),
+                data: Some(data),
+                ..Default::default()
+            }));
+        }
     }
     let attributes = ResourceAttributesWithSchema::from(resource).attributes.0;
     let scope = InstrumentationScope { name: "oncebox".to_owned(), ..Default::default() };
@@ -110,27 +117,23 @@ fn labels_of(text: &str) -> Labels {
     labels
 }
 
-fn metric(
-    name: &str,
-    kind: &str,
-    samples: Vec<(String, Labels, f64)>,
-    times: SampleTimes,
-) -> Metric {
+/// Returns the points of a metric of this kind. None for a kind that the host does not have.
+fn data(kind: &str, samples: Vec<(String, Labels, f64)>, times: SampleTimes) -> Option<Data> {
     let aggregation_temporality = AggregationTemporality::Cumulative.into();
-    let data = match kind {
+    Some(match kind {
         "counter" => Data::Sum(Sum {
             data_points: numbers(samples, times.start, times),
             aggregation_temporality,
             is_monotonic: true,
         }),
-        "histogram" => Data::Histogram(Histogram {
-            data_points: histograms(samples, times),
-            aggregation_temporality,
-        }),
+        "histogram" => {
+            let data_points = histograms(samples, times);
+            Data::Histogram(Histogram { data_points, aggregation_temporality })
+        }
         // A gauge says nothing of the time before.
-        _ => Data::Gauge(Gauge { data_points: numbers(samples, 0, times) }),
-    };
-    Metric { name: name.to_owned(), data: Some(data), ..Default::default() }
+        "gauge" => Data::Gauge(Gauge { data_points: numbers(samples, 0, times) }),
+        _ => return None,
+    })
 }
 
 fn numbers(
@@ -138,11 +141,13 @@ fn numbers(
     start: u64,
     times: SampleTimes,
 ) -> Vec<NumberDataPoint> {
-    let point = |(_, labels, value)| NumberDataPoint {
+    let point = |(_, labels, value): (String, Labels, f64)| NumberDataPoint {
         attributes: attributes(labels),
         start_time_unix_nano: start,
         time_unix_nano: times.now,
-        value: Some(Value::AsDouble(value)),
+        // What has ended is no number, and its series ends.
+        value: (!value.is_nan()).then_some(Value::AsDouble(value)),
+        flags: if value.is_nan() { DataPointFlags::NoRecordedValueMask as u32 } else { 0 },
         ..Default::default()
     };
     samples.into_iter().map(point).collect()
@@ -216,6 +221,7 @@ mod tests {
                 .increment(3);
             metrics::counter!("oncebox_a_total").increment(4);
             metrics::gauge!("oncebox_b", "t" => "").set(-0.5);
+            metrics::gauge!("oncebox_ended").set(f64::NAN);
             for seconds in [0.05, 0.5, 0.6, 7.0] {
                 metrics::histogram!("oncebox_c_seconds", "t" => "x").record(seconds);
             }
@@ -234,7 +240,7 @@ mod tests {
             };
             attributes.iter().map(text).collect()
         };
-        assert_eq!(metrics.len(), 3, "{rendered}");
+        assert_eq!(metrics.len(), 4, "{rendered}");
 
         let Data::Sum(sum) = named("oncebox_a_total") else { panic!("{rendered}") };
         assert!(sum.is_monotonic);
@@ -255,6 +261,9 @@ mod tests {
         let Data::Gauge(gauge) = named("oncebox_b") else { panic!("{rendered}") };
         assert_eq!(gauge.data_points[0].value, Some(Value::AsDouble(-0.5)));
         assert_eq!(texts(&gauge.data_points[0].attributes), [of("t", "")]);
+
+        let Data::Gauge(ended) = named("oncebox_ended") else { panic!("{rendered}") };
+        assert_eq!((ended.data_points[0].value, ended.data_points[0].flags), (None, 1));
 
         let Data::Histogram(histogram) = named("oncebox_c_seconds") else { panic!("{rendered}") };
         let [point] = &histogram.data_points[..] else { panic!("{rendered}") };
