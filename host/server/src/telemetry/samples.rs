@@ -216,14 +216,13 @@ mod tests {
         let builder = PrometheusBuilder::new().set_buckets(&[0.1, 1.0]).expect("buckets");
         let recorder = builder.build_recorder();
         metrics::with_local_recorder(&recorder, || {
-            metrics::describe_counter!("oncebox_a_total", "text # TYPE x gauge");
-            metrics::counter!("oncebox_a_total", "t" => "q\"u}o, e=\"\\ \n", "u" => "é")
-                .increment(3);
-            metrics::counter!("oncebox_a_total").increment(4);
-            metrics::gauge!("oncebox_b", "t" => "").set(-0.5);
-            metrics::gauge!("oncebox_ended").set(f64::NAN);
+            metrics::describe_counter!("a_total", "text # TYPE x gauge");
+            metrics::counter!("a_total", "t" => "q\"u}o, e=\"\\ \n", "u" => "é").increment(3);
+            metrics::counter!("a_total").increment(4);
+            metrics::gauge!("b", "t" => "").set(-0.5);
+            metrics::gauge!("ended").set(f64::NAN);
             for seconds in [0.05, 0.5, 0.6, 7.0] {
-                metrics::histogram!("oncebox_c_seconds", "t" => "x").record(seconds);
+                metrics::histogram!("c_seconds", "t" => "x").record(seconds);
             }
         });
         let rendered = recorder.handle().render();
@@ -242,7 +241,7 @@ mod tests {
         };
         assert_eq!(metrics.len(), 4, "{rendered}");
 
-        let Data::Sum(sum) = named("oncebox_a_total") else { panic!("{rendered}") };
+        let Data::Sum(sum) = named("a_total") else { panic!("{rendered}") };
         assert!(sum.is_monotonic);
         let mut points: Vec<_> = sum
             .data_points
@@ -258,14 +257,14 @@ mod tests {
         ];
         assert_eq!(points, expected, "{rendered}");
 
-        let Data::Gauge(gauge) = named("oncebox_b") else { panic!("{rendered}") };
+        let Data::Gauge(gauge) = named("b") else { panic!("{rendered}") };
         assert_eq!(gauge.data_points[0].value, Some(Value::AsDouble(-0.5)));
         assert_eq!(texts(&gauge.data_points[0].attributes), [of("t", "")]);
 
-        let Data::Gauge(ended) = named("oncebox_ended") else { panic!("{rendered}") };
+        let Data::Gauge(ended) = named("ended") else { panic!("{rendered}") };
         assert_eq!((ended.data_points[0].value, ended.data_points[0].flags), (None, 1));
 
-        let Data::Histogram(histogram) = named("oncebox_c_seconds") else { panic!("{rendered}") };
+        let Data::Histogram(histogram) = named("c_seconds") else { panic!("{rendered}") };
         let [point] = &histogram.data_points[..] else { panic!("{rendered}") };
         assert_eq!((point.count, &point.bucket_counts[..]), (4, &[1, 2, 1][..]), "{rendered}");
         assert_eq!(point.explicit_bounds, [0.1, 1.0]);
