@@ -78,22 +78,14 @@ async fn work_until(
     let http_stop = CancellationToken::new();
     let http =
         tokio::spawn(http::serve(listener, metrics, scrapes.clone(), ready, http_stop.clone()));
-    let whole = async {
-        startup::wait(&readiness, || startup::database(config)).await?;
-        startup::wait(&readiness, || startup::answered(brokers.clone(), &config.kafka.brokers))
-            .await
-    };
-    let is_told_to_stop = tokio::select! {
+    let is_whole = tokio::select! {
         biased;
-        () = stop.cancelled() => true,
-        waited = whole => {
-            waited?;
-            false
-        }
+        () = stop.cancelled() => false,
+        waited = whole(config, &readiness, &brokers) => waited.map(|()| true)?,
     };
     // On another thread: dropping a client waits for its threads.
     tokio::task::spawn_blocking(move || drop(brokers));
-    if is_told_to_stop {
+    if !is_whole {
         http_stop.cancel();
         return Ok(());
     }
@@ -136,6 +128,16 @@ async fn work_until(
         }
     }
     Ok(())
+}
+
+/// Waits until the database and the brokers answer.
+async fn whole(
+    config: &Config,
+    readiness: &watch::Sender<http::Readiness>,
+    brokers: &Arc<startup::Client>,
+) -> Result<()> {
+    startup::wait(readiness, || startup::database(config)).await?;
+    startup::wait(readiness, || startup::answered(brokers.clone(), &config.kafka.brokers)).await
 }
 
 /// Waits for the end of a task for a limited time.
