@@ -10,7 +10,10 @@
 pub mod oncebox {
     pub mod handler0_2_0 {
         /// Spans of a handler's own work, in the trace of its message. A host makes them where it traces
-        /// the message; elsewhere these calls do nothing. They change nothing else: a rollback keeps them.
+        /// the message; elsewhere these calls do nothing. No call fails, and a rollback keeps the spans.
+        ///
+        /// A host keeps as many spans of a run as its operator allows, and 4 KiB of their names, keys,
+        /// values and classes of errors; it leaves out what comes after that.
         #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
         pub mod trace {
             #[used]
@@ -18,7 +21,7 @@ pub mod oncebox {
             static __FORCE_SECTION_REF: fn() = super::super::super::__link_custom_section_describing_imports;
             use super::super::super::_rt;
             /// A part of the run. Its parent is the youngest span that is open, or else the run. Dropping
-            /// it ends it; one that is open at the end of the run counts as interrupted.
+            /// it ends it; one that is open at the end of the run counts as interrupted, unless it failed.
             #[derive(Debug)]
             #[repr(transparent)]
             pub struct Span {
@@ -60,8 +63,7 @@ pub mod oncebox {
             }
             impl Span {
                 #[allow(unused_unsafe, clippy::all)]
-                /// Begins a span, as far as the host has room for more of them in one run. A name says what
-                /// is done, and not for whom: at most 255 bytes, further ones are cut.
+                /// Begins a span. A name says what is done, and not for whom. It is cut to 100 bytes.
                 #[allow(async_fn_in_trait)]
                 pub fn new(name: &str) -> Self {
                     unsafe {
@@ -85,9 +87,8 @@ pub mod oncebox {
             }
             impl Span {
                 #[allow(unused_unsafe, clippy::all)]
-                /// Adds an attribute, or replaces its value. It is shown as `handler.` and its key. The
-                /// host cuts keys of more than 100 bytes and values of more than 4 KiB, and keeps the first
-                /// 32 calls.
+                /// Sets an attribute, which is shown as `handler.` and its key. The key is cut to 100
+                /// bytes, and the value to 1 KiB.
                 #[allow(async_fn_in_trait)]
                 pub fn set_attribute(&self, key: &str, value: &str) -> () {
                     unsafe {
@@ -131,7 +132,8 @@ pub mod oncebox {
             }
             impl Span {
                 #[allow(unused_unsafe, clippy::all)]
-                /// Marks the span as failed, by the class of the error: at most 255 bytes.
+                /// Marks the span as failed, by the class of the error, which is cut to 100 bytes. The last
+                /// call counts.
                 #[allow(async_fn_in_trait)]
                 pub fn fail(&self, error_type: &str) -> () {
                     unsafe {
