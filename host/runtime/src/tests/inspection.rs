@@ -273,9 +273,9 @@ fn the_report_names_the_import_that_sends() {
 // one that sends messages.
 #[test]
 fn the_report_names_the_import_for_spans() {
-    const TRACE: &str =
-        r#"(import "oncebox:handler/trace@0.2.0" "[resource-drop]span" (func $end (param i32)))"#;
-    let core = guest(TRACE, &format!("(call $end (i32.const 1)) {OK}"));
+    const TRACE: &str = r#"(import "oncebox:handler/trace@0.2.0" "[constructor]span" (func $span (param i32 i32) (result i32)))"#;
+    let begin = "(drop (call $span (i32.const 0) (i32.const 0)))";
+    let core = guest(TRACE, &format!("{begin} {OK}"));
     let report = inspect_default(&component(&core)).expect("sound").report;
     assert_eq!((report.world.as_str(), report.contract.as_str()), ("single", "0.2.0"));
     assert_eq!(report.permissions, ["oncebox:handler/trace@0.2.0"]);
