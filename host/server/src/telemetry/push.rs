@@ -18,16 +18,13 @@ use tokio::{task::JoinHandle, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    REQUEST_MAX, resource,
+    END_MAX, REQUEST_MAX, resource,
     samples::{self, SampleTimes},
 };
 use crate::{config::TelemetrySettings, http::Scrapes};
 
 /// Variables with headers of requests, as `name=value,…`. The first that is set counts.
 const HEADERS: [&str; 2] = ["OTEL_EXPORTER_OTLP_METRICS_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS"];
-
-/// Longest time for the last request.
-const LAST_MAX: Duration = Duration::from_secs(2);
 
 /// The sending of this process's metrics.
 pub(crate) struct MetricsPush {
@@ -100,7 +97,7 @@ impl Push {
             () = stop.cancelled() => {}
             () = one_after_the_other => {}
         }
-        let last = tokio::time::timeout(LAST_MAX, self.send()).await;
+        let last = tokio::time::timeout(END_MAX, self.send()).await;
         if let Err(error) = last.unwrap_or_else(|_| Err(anyhow!("it did not answer in time"))) {
             tracing::warn!("the collector did not take the last metrics: {error:#}");
         }
