@@ -1,6 +1,7 @@
 //! The program as a person has it: run with arguments in a folder, read by what it prints.
 
 use std::{
+    io::Write,
     path::{Path, PathBuf},
     process::{Output, Stdio},
 };
@@ -26,6 +27,25 @@ fn find(name: &str) -> Result<PathBuf> {
         path.display()
     );
     Ok(path)
+}
+
+/// Writes a shell script that can be run at once. Another process writes it: a child that another
+/// test starts meanwhile inherits files of this process that are open for writing, and a program
+/// that somebody may write to is not run ("text file busy").
+///
+/// # Errors
+/// No shell starts, or the file cannot be written.
+pub fn write_script(path: &Path, body: &str) -> Result<()> {
+    let mut shell = std::process::Command::new("sh")
+        .args(["-c", "cat > \"$0\" && chmod 700 \"$0\""])
+        .arg(path)
+        .stdin(Stdio::piped())
+        .spawn()?;
+    let mut input = shell.stdin.take().context("it has no input")?;
+    input.write_all(format!("#!/bin/sh\n{body}\n").as_bytes())?;
+    drop(input);
+    ensure!(shell.wait()?.success(), "`{}` cannot be written", path.display());
+    Ok(())
 }
 
 /// Variable that names the test for which this process was started.

@@ -4,7 +4,6 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -12,7 +11,7 @@ use std::{
 use oncebox_control::{Begun, Compiled, NewVersion, Version};
 use oncebox_runtime::{Compiler, RuntimeConfig, WasmRuntime, encode_component};
 use oncebox_server::compile::Compilations;
-use oncebox_tests::{host::program, inbox::InboxFixture, wait::DEADLINE};
+use oncebox_tests::{host::program, inbox::InboxFixture, program::write_script, wait::DEADLINE};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
@@ -36,11 +35,10 @@ impl Counted {
         let (program, runs) = (program.display(), runs.display());
         // The component's last bytes are its name.
         let script = format!(
-            "#!/bin/sh\ntail -c 1 /proc/self/fd/0 >> {runs}\necho >> {runs}\nsleep {delay}\nexec \
-                {program} \"$@\" < /dev/stdin\n"
+            "tail -c 1 /proc/self/fd/0 >> {runs}\necho >> {runs}\nsleep {delay}\nexec \
+                {program} \"$@\" < /dev/stdin"
         );
-        fs::write(counted.path(), script).unwrap();
-        fs::set_permissions(counted.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        write_script(&counted.path(), &script).unwrap();
         counted
     }
 

@@ -4,7 +4,7 @@
 
 use std::{
     fs,
-    os::{fd::AsRawFd, unix::fs::PermissionsExt},
+    os::fd::AsRawFd,
     path::PathBuf,
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -15,7 +15,11 @@ use oncebox_model::policy::Limits;
 use oncebox_runtime::{
     Compiler, HandlerSettings, LoadError, RuntimeConfig, WasmRuntime, encode_component,
 };
-use oncebox_tests::{host::program, program::in_own_process, wait::DEADLINE};
+use oncebox_tests::{
+    host::program,
+    program::{in_own_process, write_script},
+    wait::DEADLINE,
+};
 
 const LEDGER: &[u8] = include_bytes!("../../../guest-examples/components/ledger.wasm");
 const HELPER: &str = "ONCEBOX_TEST_PARENT";
@@ -42,8 +46,7 @@ impl Script {
             std::env::temp_dir().join(format!("oncebox-compiler-{name}-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let script = Self(dir);
-        fs::write(script.path(), format!("#!/bin/sh\n{body}\n")).unwrap();
-        fs::set_permissions(script.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        write_script(&script.path(), body).unwrap();
         script
     }
 
