@@ -60,9 +60,10 @@ impl Action {
     fn obstacle(self) -> &'static str {
         match self {
             Self::Redrive => {
+                // The function is called for each message, so only for those that it can be true of.
                 "CASE WHEN i.reason ~ '^(undecodable|unclaimable)' THEN 'undecodable' \
                     WHEN i.headers IS NULL THEN 'no_record' \
-                    WHEN oncebox.is_unordered(i) THEN 'unordered' END"
+                    WHEN i.reason = 'collision' AND oncebox.is_unordered(i) THEN 'unordered' END"
             }
             Self::Discard | Self::Retry => "NULL::text",
         }
