@@ -81,7 +81,7 @@ impl Pace {
     }
 }
 
-/// Measures every variant with every load, in rounds.
+/// Measures every variant with every load, in rounds, of which every other one goes backwards.
 pub async fn measure(
     bench: &mut Bench,
     pace: &mut Pace,
@@ -93,7 +93,13 @@ pub async fn measure(
     for round in 1..=rounds {
         for (workload, partitions) in loads.iter().copied() {
             let is_first = (workload, partitions) == loads[0];
-            for variant in variants.iter().filter(|variant| is_first || !variant.has_one_load()) {
+            let mut turns: Vec<_> =
+                variants.iter().filter(|it| is_first || !it.has_one_load()).collect();
+            // What a run leaves behind for the next one is not always that of the same variant.
+            if round % 2 == 0 {
+                turns.reverse();
+            }
+            for variant in turns {
                 let load = Load { workload, partitions, messages: 0, payload_bytes: PAYLOAD_BYTES };
                 let figures = pace.run(bench, variant, load, Batch::DEFAULT).await?;
                 let (name, letter) = (workload.name(), variant.letter());
