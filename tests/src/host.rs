@@ -58,6 +58,8 @@ const BROKER_TIMEOUT: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_secs(2);
 /// How long a host may take to say what it measures.
 const SCRAPE: Duration = Duration::from_secs(20);
+/// Records that wait for the broker at once, half of what a producer holds.
+const PUBLISHED_AT_ONCE: usize = 50_000;
 
 const COMPONENT: &[u8] = include_bytes!("../../guest-examples/components/ledger.wasm");
 const SCHEMA: &str = include_str!("../../guest-examples/ledger/schema.sql");
@@ -502,6 +504,13 @@ impl HostFixture {
     }
 
     async fn publish_now(&self, only: Option<i32>, deliveries: &[Message]) -> Result<()> {
+        for piece in deliveries.chunks(PUBLISHED_AT_ONCE) {
+            self.publish_piece(only, piece).await?;
+        }
+        Ok(())
+    }
+
+    async fn publish_piece(&self, only: Option<i32>, deliveries: &[Message]) -> Result<()> {
         let (mut answers, publisher) = (Vec::new(), self.producer());
         for message in deliveries {
             let payload = message.payload();
