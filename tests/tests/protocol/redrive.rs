@@ -508,6 +508,8 @@ async fn dead_letters_are_redriven_twice_while_hosts_die() {
     let within = points.iter().filter(|point| !point.starts_with("job:end"));
     for point in within.chain(ends) {
         let died = fixture.start("dying", &[("ONCEBOX_FAILPOINT", point)]).unwrap();
+        const CHANGED: &str = "SELECT sum(changed)::bigint FROM oncebox.job";
+        while_moving(&fixture, CHANGED, |_| !died.is_running()).await;
         let status = died.wait_exit().await.unwrap();
         assert_eq!(status.signal(), Some(libc::SIGKILL), "{point}: {status:?}");
         end_leases(&fixture).await;
@@ -546,13 +548,21 @@ async fn end_leases(fixture: &HostFixture) {
 
 /// Waits until a count is this one, as long as it moves.
 async fn until(fixture: &HostFixture, count: &str, expected: i64) {
+    while_moving(fixture, count, |found| found == expected).await;
+}
+
+/// Waits until something is over, as long as a count moves.
+async fn while_moving(fixture: &HostFixture, count: &str, is_over: impl Fn(i64) -> bool) {
     let (mut found, mut moved_at) = (-1, Instant::now());
-    while found != expected {
+    loop {
         let now = fixture.number(count).await.unwrap();
+        if is_over(now) {
+            return;
+        }
         if now != found {
             (found, moved_at) = (now, Instant::now());
         }
-        assert!(moved_at.elapsed() < DEADLINE, "{found} of {expected}: {count}");
+        assert!(moved_at.elapsed() < DEADLINE, "stands at {found}: {count}");
         sleep(Duration::from_millis(100)).await;
     }
 }
