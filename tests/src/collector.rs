@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicI64, Ordering},
     },
 };
 
@@ -18,7 +18,10 @@ use axum::{
 };
 use opentelemetry_proto::tonic::{
     collector::{
-        logs::v1::ExportLogsServiceRequest, metrics::v1::ExportMetricsServiceRequest,
+        logs::v1::ExportLogsServiceRequest,
+        metrics::v1::{
+            ExportMetricsPartialSuccess, ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+        },
         trace::v1::ExportTraceServiceRequest,
     },
     common::v1::{KeyValue, any_value::Value},
@@ -140,6 +143,7 @@ struct Shared {
     lines: Mutex<Vec<CollectedLine>>,
     samples: Mutex<Vec<Vec<CollectedSample>>>,
     refuses: AtomicBool,
+    rejected_samples: AtomicI64,
 }
 
 /// The collector. It ends with this value.
@@ -174,6 +178,11 @@ impl Collector {
     /// Refuses everything from now on, or takes it again.
     pub fn refuse(&self, refuses: bool) {
         self.shared.refuses.store(refuses, Ordering::SeqCst);
+    }
+
+    /// Answers that it took all samples of a request but so many.
+    pub fn reject_samples(&self, number: i64) {
+        self.shared.rejected_samples.store(number, Ordering::SeqCst);
     }
 
     /// The spans that have come.
@@ -227,13 +236,11 @@ async fn take_samples(
     State(shared): State<Arc<Shared>>,
     headers: HeaderMap,
     body: Bytes,
-) -> StatusCode {
+) -> Result<Vec<u8>, StatusCode> {
     if shared.refuses.load(Ordering::SeqCst) {
-        return StatusCode::BAD_REQUEST;
+        return Err(StatusCode::BAD_REQUEST);
     }
-    let Ok(request) = ExportMetricsServiceRequest::decode(body) else {
-        return StatusCode::BAD_REQUEST;
-    };
+    let request = ExportMetricsServiceRequest::decode(body).map_err(|_| StatusCode::BAD_REQUEST)?;
     let key = headers.get("api-key").and_then(|key| key.to_str().ok()).unwrap_or_default();
     let mut samples = Vec::new();
     for of_process in request.resource_metrics {
@@ -243,7 +250,12 @@ async fn take_samples(
         samples.extend(metrics.flat_map(|metric| samples_of(metric, &service, key)));
     }
     held(&shared.samples).push(samples);
-    StatusCode::OK
+    let rejected_data_points = shared.rejected_samples.load(Ordering::SeqCst);
+    let partial_success = (rejected_data_points > 0).then(|| ExportMetricsPartialSuccess {
+        rejected_data_points,
+        error_message: String::new(),
+    });
+    Ok(ExportMetricsServiceResponse { partial_success }.encode_to_vec())
 }
 
 fn samples_of(metric: Metric, service: &str, api_key: &str) -> Vec<CollectedSample> {

@@ -454,8 +454,20 @@ async fn a_collector_gets_the_metrics_to_the_last() {
     host.wait_log("the collector does not take the metrics: it answered with the status 400")
         .await
         .unwrap();
+    const REQUESTS: &str = "oncebox_metrics_requests_total";
+    host.until_metric_reaches(REQUESTS, &["outcome=\"failed\""], 2.0).await.unwrap();
+    let exported = ["outcome=\"exported\""];
+    assert_eq!(host.metric(REQUESTS, &exported).await, None, "nothing was taken yet");
+    // It takes a request in part: that is a failure as well.
+    collector.reject_samples(3);
     collector.refuse(false);
+    host.wait_log("the collector does not take the metrics: it rejected 3 of the samples")
+        .await
+        .unwrap();
+    assert_eq!(host.metric(REQUESTS, &exported).await, None, "none was taken whole yet");
+    collector.reject_samples(0);
     host.wait_log("the collector takes the metrics again").await.unwrap();
+    host.until_metric_reaches(REQUESTS, &exported, 1.0).await.unwrap();
     let scraped = "SELECT count(*) FROM oncebox.host WHERE scraped_at IS NOT NULL";
     base.until(scraped, 1).await.unwrap();
 
@@ -483,7 +495,7 @@ async fn a_collector_gets_the_metrics_to_the_last() {
         let line = shown.iter().find(is_it).unwrap_or_else(|| panic!("{sample:?}: {shown:?}"));
         assert!(line.ends_with(&format!(" {}", sample.value)), "{sample:?}: {line}");
     }
-    assert_eq!(host.log_lines("does not take the metrics"), 1, "one line, however often");
+    assert_eq!(host.log_lines("does not take the metrics"), 2, "one line for each, however often");
     assert_eq!(host.log_lines("hunter2"), 0);
 
     // A host that ends long before its first interval sends them once, also while it waits for its

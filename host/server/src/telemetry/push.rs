@@ -103,8 +103,15 @@ impl Push {
         }
     }
 
-    /// Sends the present samples.
+    /// Sends the present samples, and counts the request.
     async fn send(&self) -> Result<()> {
+        let sent = self.request().await;
+        let outcome = if sent.is_ok() { "exported" } else { "failed" };
+        metrics::counter!("oncebox_metrics_requests_total", "outcome" => outcome).increment(1);
+        sent
+    }
+
+    async fn request(&self) -> Result<()> {
         let times = SampleTimes { start: self.start, now: now() };
         let request = samples::request(&self.metrics.render(), &self.resource, times);
         let answer = self.client.post(&self.url).body(request.encode_to_vec()).send().await;
