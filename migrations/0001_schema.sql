@@ -666,6 +666,19 @@ CREATE TABLE oncebox.probation (
     PRIMARY KEY (consumer_id, topic, partition)
 );
 
+-- Offsets before which all records of a partition were settled, noted every few seconds and when a
+-- partition is opened or given up. A host that finds another server, or one that has started again,
+-- compares them with the offsets that it has acked.
+CREATE TABLE oncebox.partition_position (
+    consumer_id           int NOT NULL,
+    topic                 text NOT NULL,
+    partition             int NOT NULL,
+    -- Kafka's id of the topic. Null: the brokers have none.
+    topic_id              text,
+    next_offset           bigint NOT NULL,
+    PRIMARY KEY (consumer_id, topic, partition)
+);
+
 -- The present version of each aggregate, moved in the transaction of each completion.
 CREATE TABLE oncebox.sequence_position (
     consumer_id           int NOT NULL,

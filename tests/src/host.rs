@@ -259,7 +259,7 @@ pub struct HostFixture {
     failed: AtomicBool,
     database: TestDatabase,
     /// The tenant's own, where it has one.
-    _own: Option<TestDatabase>,
+    own: Option<TestDatabase>,
 }
 
 impl HostFixture {
@@ -362,7 +362,7 @@ impl HostFixture {
             gone_without_id: AtomicUsize::new(0),
             failed,
             database,
-            _own: own,
+            own,
         })
     }
 
@@ -440,6 +440,11 @@ impl HostFixture {
     /// The URL of the host's database.
     pub fn database_url(&self) -> &str {
         self.database.url()
+    }
+
+    /// The name of the database of the tenant's inbox.
+    pub fn database_name(&self) -> &str {
+        self.own.as_ref().unwrap_or(&self.database).name()
     }
 
     /// Start a host and wait until it says that it is ready.

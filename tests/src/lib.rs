@@ -3,6 +3,7 @@
 pub mod aging;
 pub mod attacks;
 pub mod cli;
+pub mod cluster;
 pub mod collector;
 pub mod collisions;
 pub mod console;

@@ -42,8 +42,9 @@ pub struct Struck {
     pub commits_withheld: AtomicUsize,
 }
 
-#[derive(Default)]
 struct Shared {
+    /// Where new connections lead.
+    server: Mutex<SocketAddr>,
     ways: Mutex<Vec<Weak<Way>>>,
     /// New connections end at once.
     is_closed: AtomicBool,
@@ -78,11 +79,12 @@ impl Proxy {
     /// Stand in front of a server where somebody listens already.
     pub fn at(listener: TcpListener, server: SocketAddr) -> Result<Self> {
         let address = listener.local_addr()?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared::to(server));
         let here = shared.clone();
         let accepting = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 here.accepted.fetch_add(1, Ordering::SeqCst);
+                let server = *lock(&here.server);
                 tokio::spawn(connection(here.clone(), client, server));
             }
         });
@@ -101,6 +103,11 @@ impl Proxy {
             Self::to(server.parse().with_context(|| format!("`{server}` is no address"))?).await?;
         let through = url.replacen(server, &proxy.address.to_string(), 1);
         Ok((proxy, through))
+    }
+
+    /// Lead new connections to another server.
+    pub fn lead_to(&self, server: SocketAddr) {
+        *lock(&self.shared.server) = server;
     }
 
     /// Where it listens.
@@ -176,14 +183,28 @@ impl Drop for Proxy {
 }
 
 impl Shared {
+    fn to(server: SocketAddr) -> Self {
+        Self {
+            server: Mutex::new(server),
+            ways: Mutex::default(),
+            is_closed: AtomicBool::default(),
+            is_hole: AtomicBool::default(),
+            truncate: AtomicBool::default(),
+            withhold: AtomicBool::default(),
+            accepted: AtomicUsize::default(),
+            struck: Struck::default(),
+            buried: Mutex::default(),
+        }
+    }
+
     fn ways(&self) -> Vec<Arc<Way>> {
-        let mut ways = self.ways.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ways = lock(&self.ways);
         ways.retain(|way| way.strong_count() > 0);
         ways.iter().filter_map(Weak::upgrade).collect()
     }
 
     fn buried(&self) -> MutexGuard<'_, Vec<(OwnedReadHalf, OwnedWriteHalf)>> {
-        self.buried.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.buried)
     }
 
     fn swallowed(&self, way: &Way) {
@@ -193,13 +214,17 @@ impl Shared {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 async fn connection(shared: Arc<Shared>, client: TcpStream, server: SocketAddr) {
     if shared.is_closed.load(Ordering::SeqCst) {
         return;
     }
     let way = Arc::new(Way::default());
     way.is_hole.store(shared.is_hole.load(Ordering::SeqCst), Ordering::SeqCst);
-    shared.ways.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&way));
+    lock(&shared.ways).push(Arc::downgrade(&way));
     let Ok(server) = TcpStream::connect(server).await else { return };
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();

@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use clap::Args;
 use futures::{FutureExt, future::BoxFuture};
 use oncebox_control::{Control, MasterKey};
-use oncebox_inbox::{Budget, ConsumerInbox, PartitionInbox, SessionSettings, Sessions, retry};
-use oncebox_kafka::{ConsumerConfig, PartitionInboxError, Timing};
+use oncebox_inbox::{Budget, ConsumerInbox, SessionSettings, Sessions, retry};
+use oncebox_kafka::{ConsumerConfig, Timing};
 use oncebox_model::{
     handler::{Answer, Handler, Handlers, Run},
     message::Message,
@@ -68,7 +68,10 @@ pub(crate) async fn run(options: NativeOptions) -> Result<()> {
         host_properties,
         timing: Timing::default(),
     };
-    let kafka = oncebox_kafka::start_consumer(config, Arc::new(KafkaInbox(inbox.clone())))?;
+    let kafka = oncebox_kafka::start_consumer(
+        config,
+        Arc::new(oncebox_inbox::PartitionReceiver(inbox.clone())),
+    )?;
     let stop = CancellationToken::new();
     let workers: Vec<_> = (0..policy.retry.workers)
         .map(|_| tokio::spawn(retry::work(inbox.clone(), stop.clone())))
@@ -119,26 +122,5 @@ async fn place(tx: &Tx, run: &Run<'_>) -> Answer {
             Err(Failure::new(FailureKind::Reject, format!("no account {}", order.account)))
         }
         Err(error) => Err(Failure::new(FailureKind::Other, error.to_string())),
-    }
-}
-
-/// The inbox of a consumer, behind the interface of the Kafka client.
-struct KafkaInbox(Arc<ConsumerInbox>);
-
-impl oncebox_kafka::Inbox for KafkaInbox {
-    fn open(
-        &self,
-        topic: &str,
-        partition: i32,
-        next: i64,
-    ) -> BoxFuture<'_, Result<Box<dyn oncebox_kafka::PartitionInbox>, PartitionInboxError>> {
-        let topic = topic.to_owned();
-        async move {
-            let opened = PartitionInbox::open(self.0.clone(), &topic, partition, next).await;
-            opened
-                .map(|inbox| Box::new(inbox) as Box<dyn oncebox_kafka::PartitionInbox>)
-                .map_err(PartitionInboxError::from)
-        }
-        .boxed()
     }
 }

@@ -52,6 +52,8 @@
 --                    messages); of the call again
 --   p_light          whether a message that runs in this very transaction gets a light row (see
 --                    Light rows); of the call again
+--   p_position       offset before which all records of the partition are settled, to be noted as
+--                    its position in this database; null: it is not to be noted now
 --
 -- Columns of the answer:
 --
@@ -111,7 +113,8 @@ CREATE OR REPLACE FUNCTION oncebox_host.claim(
     p_key bytea[], p_ordering_key bytea[], p_source text[], p_event_type text[],
     p_event_version text[], p_content_type text[], p_trace_parent text[], p_hash bytea[],
     p_version int[], p_headers bytea[], p_payload bytea[], p_ordering bigint[], p_sequence bigint[],
-    p_parks_forgotten boolean DEFAULT true, p_light boolean DEFAULT false)
+    p_parks_forgotten boolean DEFAULT true, p_light boolean DEFAULT false,
+    p_position bigint DEFAULT NULL)
 RETURNS TABLE (ordinal bigint, outcome text, known_status text, same_payload boolean,
     known_result text, lost_record boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -322,6 +325,11 @@ BEGIN
     WHERE o.known IS NULL AND coalesce(o.first, o.ordinal) = o.ordinal
     ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS v_claimed = ROW_COUNT;
+
+    IF p_position IS NOT NULL THEN
+        UPDATE oncebox.partition_position p SET next_offset = p_position
+        WHERE p.consumer_id = p_consumer AND p.topic = p_topic AND p.partition = p_partition;
+    END IF;
 
     -- One answer for each id.
     RETURN QUERY

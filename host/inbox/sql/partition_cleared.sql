@@ -1,10 +1,15 @@
--- Clears a partition of suspicion: after the first progress, or a clean hand-over.
+-- Clears a partition of suspicion: after the first progress, or a clean hand-over. A hand-over notes
+-- the partition's position; null: it is noted already, or the partition is held further.
 CREATE OR REPLACE FUNCTION oncebox_host.partition_cleared(
-    p_secret bytea, p_consumer int, p_topic text, p_partition int)
+    p_secret bytea, p_consumer int, p_topic text, p_partition int,
+    p_next_offset bigint DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM oncebox.authorize(p_secret, p_consumer);
+    UPDATE oncebox.partition_position p SET next_offset = p_next_offset
+    WHERE p_next_offset IS NOT NULL
+      AND p.consumer_id = p_consumer AND p.topic = p_topic AND p.partition = p_partition;
     DELETE FROM oncebox.probation p
     WHERE p.consumer_id = p_consumer AND p.topic = p_topic AND p.partition = p_partition;
 END $$;

@@ -329,6 +329,7 @@ impl ConsumerInbox {
             payload_bytes_max: policy.limits.payload_bytes_max,
             parks_forgotten: policy.has_horizon() && policy.replay.past_horizon != PastHorizon::Run,
             is_light: policy.is_light(),
+            is_front: false,
         }
     }
 

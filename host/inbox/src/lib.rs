@@ -39,6 +39,6 @@ pub use admission::{
 pub use batch::rehearsal::{Rehearsal, Rehearsed};
 pub use consumer::ConsumerInbox;
 pub use dead_letter_topic::DeadLetter;
-pub use partition::PartitionInbox;
+pub use partition::{PartitionInbox, receiver::PartitionReceiver};
 pub use retry::poller::DuePoller;
 pub use session::{Budget, SessionSettings, Sessions};

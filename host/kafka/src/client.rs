@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 
 use crate::{
     native::{ReplyQueue, elements, text},
-    offsets::{OffsetTracker, ToCommit, add_offset, noted},
+    offsets::{OffsetNote, OffsetTracker, ToCommit, add_offset},
     partition::Partition,
     position::{Committed, Positions},
     rebalance::Context,
@@ -154,7 +154,10 @@ impl Client {
             if !replaced.is_empty() {
                 let offsets: Vec<_> = replaced
                     .iter()
-                    .map(|(partition, _, low)| (partition.clone(), *low, id.clone()))
+                    .map(|(partition, _, low)| {
+                        let note = OffsetNote { topic_id: id.clone(), server: None };
+                        (partition.clone(), *low, note)
+                    })
                     .collect();
                 self.commit(&offsets, commit)?;
             }
@@ -167,8 +170,8 @@ impl Client {
     /// wait as long as a session lasts.
     pub(crate) fn commit(&self, offsets: &[ToCommit], within: Duration) -> KafkaResult<()> {
         let mut list = TopicPartitionList::new();
-        for (partition, next, topic_id) in offsets {
-            add_offset(&mut list, &partition.topic, partition.number, *next, topic_id)?;
+        for (partition, next, note) in offsets {
+            add_offset(&mut list, &partition.topic, partition.number, *next, note)?;
         }
         let queue = ReplyQueue::of(self.consumer.client().native_ptr());
         // SAFETY: client and queue are alive; librdkafka copies the list; without a
@@ -205,17 +208,16 @@ pub(crate) fn committed_in(
         // SAFETY: an element of a list has a name, which lives as long as the list.
         element.partition == partition && unsafe { text(element.topic) } == topic
     });
-    Ok(Some(Committed { offset, topic_id: found.and_then(noted_beside) }))
+    Ok(Some(Committed { offset, note: found.map_or_else(OffsetNote::default, noted_beside) }))
 }
 
-/// Returns the topic's id that is noted beside an offset. The safe wrapper panics on a note that is
-/// not UTF-8.
-pub(crate) fn noted_beside(element: &rd::rd_kafka_topic_partition_t) -> TopicId {
+/// Returns the note beside an offset. The safe wrapper panics on one that is not UTF-8.
+pub(crate) fn noted_beside(element: &rd::rd_kafka_topic_partition_t) -> OffsetNote {
     if element.metadata.is_null() || element.metadata_size == 0 {
-        return None;
+        return OffsetNote::default();
     }
     // SAFETY: an element's metadata is that many bytes, which live as long as the element.
-    noted(unsafe {
+    OffsetNote::of(unsafe {
         std::slice::from_raw_parts(element.metadata.cast::<u8>(), element.metadata_size)
     })
 }

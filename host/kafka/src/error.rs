@@ -104,6 +104,15 @@ pub enum ConsumerError {
         /// The offset of the record that arrived.
         found: i64,
     },
+    /// A database that does not have commits of a partition any more that it had confirmed.
+    #[error(
+        "the database has lost commits of partition `{partition}` that it had confirmed; the \
+            consumer starts again, at the position that the database knows"
+    )]
+    CommitsLost {
+        /// `topic/partition`.
+        partition: String,
+    },
     /// A panic in a task of the consumer.
     #[error("a task of the consumer panicked; see the log")]
     Panicked,

@@ -41,7 +41,9 @@ pub use config::{CONNECTION, ConsumerConfig, Timing};
 pub use consumer::start_consumer;
 pub use error::ConsumerError;
 pub use handle::{ConsumerHandle, Drained};
-pub use oncebox_model::inbox::{Inbox, PartitionInbox, PartitionInboxError};
+pub use oncebox_model::inbox::{
+    Behind, Inbox, OpenAt, Opened, PartitionInbox, PartitionInboxError, ServerRun,
+};
 pub use producer::{NewRecord, OUTGOING_MAX, ProduceError, Producer};
 pub use seek::{GroupPosition, SeekError, SeekTo, delete_group, positions, set_offsets};
 pub use status::{ConsumerState, ConsumerStatus, PartitionStatus};

@@ -41,6 +41,12 @@ impl Labels {
         counter!("oncebox_kafka_topic_made_again_total", self.of(partition)).increment(1);
     }
 
+    /// Counts a partition whose database has lost commits, and that is read again from an earlier
+    /// offset.
+    pub(crate) fn rewound(&self, partition: &Partition) {
+        counter!("oncebox_kafka_rewinds_total", self.of(partition)).increment(1);
+    }
+
     fn of(&self, partition: &Partition) -> Vec<Label> {
         let mut labels = self.consumer();
         labels.push(Label::new("topic", partition.topic.to_string()));

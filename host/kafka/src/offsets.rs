@@ -1,13 +1,16 @@
 //! The offsets that may be stored: those of settled records, of partitions that are assigned to
-//! this consumer, by the worker of the present assignment. Each is stored with the topic's id in
-//! its note.
+//! this consumer, by the worker of the present assignment. Each is stored with a note: the topic's
+//! id, and the run of the database server in which the records before it were settled.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use oncebox_model::hooks::{self, Defect};
+use oncebox_model::{
+    hooks::{self, Defect},
+    inbox::ServerRun,
+};
 use rdkafka::{
     Offset, TopicPartitionList,
     consumer::Consumer as _,
@@ -18,14 +21,23 @@ use crate::{client::Client, partition::Partition, topic_id::TopicId};
 
 /// A store of offsets for the next commit: librdkafka, or a list in tests.
 pub(crate) trait OffsetStore {
-    /// Stores an offset with the topic's id noted beside it. `next` is the offset of the next
-    /// record to read, not of the last settled one.
+    /// Stores an offset with a note beside it. `next` is the offset of the next record to read, not
+    /// of the last settled one.
     fn store_offset(
         &self,
         partition: &Partition,
         next: i64,
-        topic_id: &TopicId,
+        note: &OffsetNote,
     ) -> Result<(), KafkaError>;
+}
+
+/// What a host notes beside an offset.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct OffsetNote {
+    /// The topic's id. The offset is invalid in another topic of that name.
+    pub(crate) topic_id: TopicId,
+    /// Server run of the database that has the records before the offset.
+    pub(crate) server: ServerRun,
 }
 
 /// The result of an attempt to store an offset.
@@ -39,8 +51,8 @@ pub(crate) enum Stored {
     Failed(KafkaError),
 }
 
-/// A partition, the offset to commit for it, and the id of its topic.
-pub(crate) type ToCommit = (Partition, i64, TopicId);
+/// A partition, the offset to commit for it, and the note beside it.
+pub(crate) type ToCommit = (Partition, i64, OffsetNote);
 
 /// The assigned partitions and the last offset stored for each.
 #[derive(Default)]
@@ -52,8 +64,8 @@ pub(crate) struct OffsetTracker {
 struct TrackedPartition {
     /// Number of the assignment.
     generation: u64,
-    /// The last stored offset, with the id of its topic; none before the first.
-    stored: Option<(i64, TopicId)>,
+    /// The last stored offset, with its note; none before the first.
+    stored: Option<(i64, OffsetNote)>,
 }
 
 impl OffsetTracker {
@@ -71,16 +83,22 @@ impl OffsetTracker {
         partitions
             .filter_map(|partition| entries.remove_entry(partition))
             .filter_map(|(partition, entry)| {
-                entry.stored.map(|(next, topic_id)| (partition, next, topic_id))
+                entry.stored.map(|(next, note)| (partition, next, note))
             })
             .collect()
     }
 
+    /// Returns the assigned partitions, each with its assignment.
+    pub(crate) fn assigned(&self) -> Vec<(Partition, u64)> {
+        let entries = self.entries();
+        entries.iter().map(|(partition, entry)| (partition.clone(), entry.generation)).collect()
+    }
+
     /// Returns the assigned partitions of a topic, each with its assignment.
     pub(crate) fn of_topic(&self, topic: &str) -> Vec<(Partition, u64)> {
-        let entries = self.entries();
-        let of_topic = entries.iter().filter(|(partition, _)| &*partition.topic == topic);
-        of_topic.map(|(partition, entry)| (partition.clone(), entry.generation)).collect()
+        let mut assigned = self.assigned();
+        assigned.retain(|(partition, _)| &*partition.topic == topic);
+        assigned
     }
 
     /// Returns whether the partition is assigned by this assignment. A caller that commits without
@@ -97,7 +115,7 @@ impl OffsetTracker {
         partition: &Partition,
         generation: u64,
         next: i64,
-        topic_id: &TopicId,
+        note: &OffsetNote,
     ) -> Stored {
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(partition).filter(|entry| entry.generation == generation)
@@ -105,11 +123,11 @@ impl OffsetTracker {
             return Stored::NotOurs;
         };
         hooks::point("kafka:ack:before");
-        if let Err(error) = to.store_offset(partition, next, topic_id) {
+        if let Err(error) = to.store_offset(partition, next, note) {
             return Stored::Failed(error);
         }
         hooks::point("kafka:ack:after");
-        entry.stored = Some((next, topic_id.clone()));
+        entry.stored = Some((next, note.clone()));
         Stored::Yes
     }
 
@@ -123,29 +141,29 @@ impl OffsetStore for Client {
         &self,
         partition: &Partition,
         next: i64,
-        topic_id: &TopicId,
+        note: &OffsetNote,
     ) -> Result<(), KafkaError> {
         // `Consumer::store_offset` would add one, which is wrong where offsets have gaps.
         let mut list = TopicPartitionList::new();
-        add_offset(&mut list, &partition.topic, partition.number, next, topic_id)?;
+        add_offset(&mut list, &partition.topic, partition.number, next, note)?;
         self.consumer.store_offsets(&list)
     }
 }
 
-/// Adds an offset to a list, with the topic's id noted beside it. Every offset that is stored or
-/// committed passes through this function.
+/// Adds an offset to a list, with its note. Every offset that is stored or committed passes through
+/// this function.
 pub(crate) fn add_offset(
     list: &mut TopicPartitionList,
     topic: &str,
     partition: i32,
     next: i64,
-    topic_id: &TopicId,
+    note: &OffsetNote,
 ) -> KafkaResult<()> {
     let mut element = list.add_partition(topic, partition);
     element.set_offset(Offset::Offset(next))?;
-    let note = note(topic_id);
-    if !note.is_empty() {
-        element.set_metadata(note);
+    let text = note.to_text();
+    if !text.is_empty() {
+        element.set_metadata(text);
     }
     Ok(())
 }
@@ -154,18 +172,31 @@ pub(crate) fn add_offset(
 const OURS: &str = "oncebox";
 /// The beginning of the word that holds the topic's id.
 const TOPIC_ID: &str = "topic-id=";
+/// The beginning of the word that holds the run of the database server.
+const SERVER: &str = "server=";
 
-/// Returns the note to commit beside an offset of the topic with that id.
-fn note(topic_id: &TopicId) -> String {
-    let noted = topic_id.as_ref().filter(|_| !hooks::sabotage(Defect::TopicIdNotNoted));
-    noted.map_or_else(String::new, |id| format!("{OURS} {TOPIC_ID}{id}"))
-}
+impl OffsetNote {
+    /// Returns the text to commit beside an offset; empty where there is nothing to note.
+    fn to_text(&self) -> String {
+        let topic_id = self.topic_id.as_ref().filter(|_| !hooks::sabotage(Defect::TopicIdNotNoted));
+        let words = [(TOPIC_ID, topic_id), (SERVER, self.server.as_ref())];
+        let words = words.map(|(name, value)| value.map(|value| format!(" {name}{value}")));
+        let words: String = words.into_iter().flatten().collect();
+        if words.is_empty() { words } else { format!("{OURS}{words}") }
+    }
 
-/// Returns the topic's id from a note beside an offset, if this program wrote the note.
-pub(crate) fn noted(note: &[u8]) -> TopicId {
-    let mut words = std::str::from_utf8(note).ok()?.split(' ');
-    words.next().filter(|word| *word == OURS)?;
-    words.find_map(|word| word.strip_prefix(TOPIC_ID)).filter(|id| !id.is_empty()).map(Arc::from)
+    /// Reads the text beside an offset. One that another program wrote notes nothing.
+    pub(crate) fn of(text: &[u8]) -> Self {
+        let text = std::str::from_utf8(text).unwrap_or_default();
+        let Some(words) = text.strip_prefix(OURS).and_then(|rest| rest.strip_prefix(' ')) else {
+            return Self::default();
+        };
+        let word = |name| {
+            let found = words.split(' ').find_map(|word| word.strip_prefix(name));
+            found.filter(|value| !value.is_empty()).map(Arc::from)
+        };
+        Self { topic_id: word(TOPIC_ID), server: word(SERVER) }
+    }
 }
 
 #[cfg(test)]
@@ -176,7 +207,7 @@ mod tests {
     struct List(Mutex<Vec<i64>>);
 
     impl OffsetStore for List {
-        fn store_offset(&self, _: &Partition, next: i64, _: &TopicId) -> Result<(), KafkaError> {
+        fn store_offset(&self, _: &Partition, next: i64, _: &OffsetNote) -> Result<(), KafkaError> {
             self.0.lock().unwrap().push(next);
             Ok(())
         }
@@ -188,7 +219,8 @@ mod tests {
 
     #[test]
     fn only_the_present_assignment_stores() {
-        let (tracker, list, id) = (OffsetTracker::default(), List::default(), Some("an-id".into()));
+        let (tracker, list) = (OffsetTracker::default(), List::default());
+        let id = OffsetNote { topic_id: Some("an-id".into()), server: None };
         assert!(matches!(tracker.store(&list, &partition(), 1, 10, &id), Stored::NotOurs));
         tracker.assign(partition(), 1);
         assert!(matches!(tracker.store(&list, &partition(), 1, 11, &id), Stored::Yes));
@@ -213,11 +245,14 @@ mod tests {
     }
 
     #[test]
-    fn a_note_of_another_program_is_no_topic() {
-        let id: TopicId = Some("cGkQNj1IQ2iKZ4wCjoO8jg".into());
-        assert_eq!(noted(note(&id).as_bytes()), id);
-        assert_eq!(noted(format!("{} more=1", note(&id)).as_bytes()), id);
-        assert_eq!(note(&None), "");
+    fn a_note_of_another_program_says_nothing() {
+        let (id, server) = (Some("cGkQNj1IQ2iKZ4wCjoO8jg".into()), Some("1795837".into()));
+        for (topic_id, server) in [(&id, &None), (&None, &server), (&id, &server)] {
+            let note = OffsetNote { topic_id: topic_id.clone(), server: server.clone() };
+            assert_eq!(OffsetNote::of(note.to_text().as_bytes()), note);
+            assert_eq!(OffsetNote::of(format!("{} more=1", note.to_text()).as_bytes()), note);
+        }
+        assert_eq!(OffsetNote::default().to_text(), "");
         for other in [
             &b""[..],
             b"oncebox",
@@ -227,7 +262,7 @@ mod tests {
             b"\xff\xfe",
             b"oncebox \xff topic-id=a",
         ] {
-            assert_eq!(noted(other), None, "{other:?}");
+            assert_eq!(OffsetNote::of(other), OffsetNote::default(), "{other:?}");
         }
     }
 }

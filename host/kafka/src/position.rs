@@ -2,21 +2,20 @@
 
 use oncebox_model::hooks::{self, Defect};
 
-use crate::topic_id::TopicId;
+use crate::{offsets::OffsetNote, topic_id::TopicId};
 
-/// An offset that a group has committed, with the topic's id where one is noted beside it.
-/// Offsets of hosts before this rule, and of other programs, have none.
+/// An offset that a group has committed, with its note. Those of other programs note nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Committed {
     pub(crate) offset: i64,
-    pub(crate) topic_id: TopicId,
+    pub(crate) note: OffsetNote,
 }
 
 impl Committed {
     /// Returns whether the offset is valid in the topic with that id. An unknown id, on either
     /// side, counts as a match.
     pub(crate) fn is_of(&self, topic_id: &TopicId) -> bool {
-        match (&self.topic_id, topic_id) {
+        match (&self.note.topic_id, topic_id) {
             (Some(noted), Some(present)) => {
                 noted == present || hooks::sabotage(Defect::TopicIdIgnored)
             }
@@ -88,7 +87,8 @@ mod tests {
     use super::*;
 
     fn committed(offset: i64, topic_id: Option<&str>) -> Option<Committed> {
-        Some(Committed { offset, topic_id: topic_id.map(Arc::from) })
+        let note = OffsetNote { topic_id: topic_id.map(Arc::from), server: None };
+        Some(Committed { offset, note })
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! The lag watcher: one client for each cluster of brokers, which polls the lag of many consumers.
 //! A consumer without unread records then needs no client of its own.
 //!
+//! A group has unread records also where its offset was acked in another run of the database's
+//! server, which may have lost their commits. The consumer then opens and finds out.
+//!
 //! The watcher errs on the side of reading. A consumer may stay closed only while the watcher has
 //! seen, for every partition of its topics, that the group's next offset is the end. The watcher
 //! never commits and is a member of no group.
@@ -18,6 +21,7 @@ use std::{
     time::Duration,
 };
 
+use oncebox_model::inbox::ServerRun;
 use tokio::sync::watch;
 
 use self::{group::WatchedGroup, poll::Poll};
@@ -54,18 +58,22 @@ pub struct LagWatch {
 }
 
 impl Watchers {
-    /// Begins to watch a consumer. The watcher does not resolve topic names that are regular
+    /// Begins to watch a consumer, whose database is in the given run of its server. The watcher does not resolve topic names that are regular
     /// expressions, so the lag of such a consumer stays [`Lag::Pending`].
     ///
     /// # Errors
     ///
     /// A [`ConsumerError`] when a property or setting is refused, or no watcher can take
     /// the consumer.
-    pub fn watch(&self, config: &ConsumerConfig) -> Result<LagWatch, ConsumerError> {
+    pub fn watch(
+        &self,
+        config: &ConsumerConfig,
+        server: watch::Receiver<ServerRun>,
+    ) -> Result<LagWatch, ConsumerError> {
         config.check()?;
         let (sender, lag) = watch::channel(Lag::Pending);
         if !config.has_patterns() {
-            let group = WatchedGroup::new(config.group(), &config.topics, sender);
+            let group = WatchedGroup::new(config.group(), &config.topics, server, sender);
             self.hand_over(config, group)?;
         }
         Ok(LagWatch { lag })

@@ -10,7 +10,7 @@ use std::{
 
 use oncebox_model::{
     hooks::{self, Defect},
-    inbox::{Inbox, PartitionInbox, PartitionInboxError},
+    inbox::{Inbox, PartitionInbox, PartitionInboxError, ServerRun},
     record::Record,
 };
 use tokio::sync::{Notify, mpsc};
@@ -21,7 +21,7 @@ use crate::{
     client::Client,
     error::ConsumerError,
     metric::Labels,
-    offsets::{OffsetTracker, Stored},
+    offsets::{OffsetNote, OffsetTracker, Stored},
     partition_state::PartitionState,
     pause::PauseList,
     topic_id::TopicId,
@@ -62,7 +62,7 @@ pub(crate) struct WorkerContext {
     pub(crate) lookup: Duration,
     /// The longest wait for a synchronous commit.
     pub(crate) commit: Duration,
-    /// Held while a worker replaces the offsets of a deleted topic.
+    /// Held while a worker replaces committed offsets.
     pub(crate) replacing: tokio::sync::Mutex<()>,
     /// Notified when the loop may have to pause or resume a partition.
     pub(crate) wake: Notify,
@@ -83,6 +83,9 @@ pub(crate) struct PartitionWorker {
     pending: Vec<Record>,
     backoff: Backoff,
     topic_id: TopicId,
+    /// The note beside the committed offset that the partition starts at; none where it starts
+    /// elsewhere.
+    noted: Option<OffsetNote>,
     /// The time of the assignment; the topic's id must not be older.
     assigned_at: Instant,
     /// The first offset that is not settled.
@@ -119,6 +122,7 @@ impl PartitionWorker {
             pending: Vec::new(),
             backoff: Backoff::default(),
             topic_id: None,
+            noted: None,
             assigned_at: Instant::now(),
             next: 0,
             expected: ExpectedOffset::Resume(0),
@@ -140,7 +144,7 @@ impl PartitionWorker {
     /// the records again after the inbox has failed.
     async fn work(&mut self, inbox: &mut dyn PartitionInbox) -> Result<(), ConsumerError> {
         let batch_max = inbox.batch_max().max(1);
-        while self.fill(batch_max).await? {
+        while self.fill(inbox, batch_max).await? {
             let offered = self.pending.len().min(batch_max);
             let is_ready = tokio::select! {
                 biased;
@@ -151,10 +155,13 @@ impl PartitionWorker {
                 return Ok(());
             }
             if hooks::sabotage(Defect::AckBeforeCommit) {
-                self.store(self.pending[offered - 1].offset + 1, offered);
+                self.store(self.pending[offered - 1].offset + 1, offered, inbox.server());
             }
             match checked(inbox.process(&self.pending[..offered]).await, offered) {
-                Ok(settled) => self.settled(settled, offered),
+                Ok(settled) => self.settled(settled, offered, inbox.server()),
+                Err(PartitionInboxError { commits_lost: true, .. }) => {
+                    return Err(self.commits_lost());
+                }
                 Err(PartitionInboxError { pause: Some(pause), .. }) => {
                     if self.wait(pause).await.is_none() {
                         return Ok(());
@@ -173,7 +180,11 @@ impl PartitionWorker {
 
     /// Waits for one record, and takes further records that are in the queue, up to `batch_max`.
     /// Returns false when told to stop.
-    async fn fill(&mut self, batch_max: usize) -> Result<bool, ConsumerError> {
+    async fn fill(
+        &mut self,
+        inbox: &mut dyn PartitionInbox,
+        batch_max: usize,
+    ) -> Result<bool, ConsumerError> {
         if self.stop.requested.is_cancelled() {
             return Ok(false);
         }
@@ -182,6 +193,7 @@ impl PartitionWorker {
                 biased;
                 () = self.stop.requested.cancelled() => None,
                 record = self.records.recv() => record,
+                _ = inbox.idle() => return Err(self.commits_lost()),
             };
             let Some(record) = record else { return Ok(false) };
             self.take(record).await?;
@@ -221,12 +233,12 @@ impl PartitionWorker {
     }
 
     /// Stores the offset after the settled prefix, and removes the prefix.
-    fn settled(&mut self, count: usize, offered: usize) {
+    fn settled(&mut self, count: usize, offered: usize, server: ServerRun) {
         let last = self.pending[count - 1].offset;
         let ahead = hooks::sabotage(Defect::OffsetStoredBeforeSettled);
         let stored = if ahead { self.pending[offered - 1].offset } else { last };
         self.advance(last + 1);
-        self.store(stored + 1, count);
+        self.store(stored + 1, count, server);
         self.state.released(&self.pending[..count]);
         self.pending.drain(..count);
         self.recovered();
@@ -238,11 +250,12 @@ impl PartitionWorker {
     }
 
     /// Stores an offset, and logs if it is not stored.
-    fn store(&self, next: i64, count: usize) {
+    fn store(&self, next: i64, count: usize, server: ServerRun) {
         let WorkerContext { client, offset_tracker, labels, .. } = &*self.shared;
         let Labels { tenant, consumer } = labels;
         let partition = &self.state.partition;
-        match offset_tracker.store(&**client, partition, self.generation, next, &self.topic_id) {
+        let note = OffsetNote { topic_id: self.topic_id.clone(), server };
+        match offset_tracker.store(&**client, partition, self.generation, next, &note) {
             Stored::Yes => self.state.meters.acked.increment(count as u64),
             Stored::NotOurs => {
                 tracing::info!(tenant, consumer, %partition, next, "records settled after the \
@@ -295,7 +308,7 @@ fn checked(
     match result {
         Ok(settled) if settled == 0 || settled > offered => {
             let text = format!("the inbox settled {settled} of {offered} records, which is a bug");
-            Err(PartitionInboxError { text, pause: None })
+            Err(PartitionInboxError { text, ..PartitionInboxError::default() })
         }
         other => other,
     }

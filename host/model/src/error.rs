@@ -73,6 +73,21 @@ pub enum InboxError {
         /// Text for operators: the holder of the lock, and what to do.
         text: String,
     },
+    /// Server that has started since the last transaction of a partition. It may have lost commits,
+    /// which the partition checks first.
+    #[error("the database's server has started again, or another server has taken its place")]
+    ServerStarted,
+    /// Server that does not have commits of a partition any more that it had confirmed.
+    #[error(
+        "the database has lost commits of partition {partition} of topic `{topic}` that it had \
+            confirmed"
+    )]
+    CommitsLost {
+        /// Name of the topic.
+        topic: String,
+        /// Number of the partition.
+        partition: i32,
+    },
     /// Deployments loaded on this host that are of an older generation than the consumer requires.
     #[error("the deployments loaded here are stale")]
     StaleDeployments,

@@ -8,6 +8,7 @@ mod consumer_starts;
 mod consumers;
 mod crash_recovery;
 mod endpoints;
+mod failover;
 mod fairness;
 mod horizon;
 mod hostile;

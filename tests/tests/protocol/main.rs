@@ -21,6 +21,7 @@ mod known;
 mod leases;
 mod light;
 mod locks;
+mod lost_commits;
 mod order;
 mod outgoing;
 mod redrive;

@@ -36,6 +36,7 @@ use oncebox_model::{
 };
 use oncebox_tests::{
     aging::age,
+    cluster::{Cluster, Successor},
     collisions::{
         DEADLOCK, HELD_UP, MISTAKEN, PATIENT, crossed, hold, keys, neighbours, strangers,
     },
@@ -263,6 +264,22 @@ static DEFECTS: &[Defect] = &[
         made: Made::Switch,
     },
     Defect {
+        name: "server_unchecked",
+        scenario: "a failover that loses commits",
+        sees: LOST,
+        made: Made::Switch,
+    },
+    Defect {
+        name: "position_noted_ahead",
+        scenario: "a position that is noted",
+        sees: LOST,
+        made: Made::Functions(&[(
+            "claim",
+            "SET next_offset = p_position",
+            "SET next_offset = p_position + 1000",
+        )]),
+    },
+    Defect {
         name: "cut_off_stays",
         scenario: "a host that is cut off",
         sees: "it keeps its partitions",
@@ -408,7 +425,7 @@ static DEFECTS: &[Defect] = &[
         name: "probation_forgotten",
         scenario: "a partition on which a host died",
         sees: "runs without being counted first",
-        made: Made::Functions(&[("take_partition", "RETURN v_starts > 1", "RETURN false")]),
+        made: Made::Functions(&[("take_partition", "SELECT v_starts > 1", "SELECT false")]),
     },
     // Retention
     Defect {
@@ -993,6 +1010,7 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("an edited letter that comes again", |defect| edited(defect).map(Ok).boxed_local()),
     ("an edit that is asked for twice", |defect| edited_twice(defect).map(Ok).boxed_local()),
     ("an erased letter that comes again", |defect| erased(defect).map(Ok).boxed_local()),
+    ("a position that is noted", |defect| noted(defect).map(Ok).boxed_local()),
     ("a discarded message of a key", |defect| discarded(defect).map(Ok).boxed_local()),
     ("a discard beside a claim of its key", |defect| {
         discard_beside_a_claim(defect).map(Ok).boxed_local()
@@ -1009,6 +1027,7 @@ static PROCESSES: &[(&str, Check)] = &[
 /// The same, with hosts whose brokers, database or clients something befalls.
 static STRUCK: &[(&str, Check)] = &[
     ("a topic made again", |defect| topic_made_again(defect).boxed_local()),
+    ("a failover that loses commits", |defect| failover(defect).boxed_local()),
     ("a host that is cut off", |defect| cut_off(defect).boxed_local()),
     ("half heads", |defect| half_heads(defect).boxed_local()),
 ];
@@ -1973,6 +1992,25 @@ async fn bounded<T>(defect: Option<&Defect>, work: impl Future<Output = T>) -> T
     timeout(patience(defect), work)
         .await
         .unwrap_or_else(|_| panic!("nothing is settled: the partition is blocked"))
+}
+
+/// So many duplicates come in a row that a claim notes the partition's position.
+async fn noted(defect: Option<&Defect>) {
+    const POSITION: &str = "SELECT next_offset FROM oncebox.partition_position";
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "").await;
+    let mut partition = open(&fixture.host(&consumer), 0).await;
+    let records: Vec<_> = (0..800).map(|offset| record(offset, "a", "")).collect();
+    for settled in (100..=800).step_by(100) {
+        drive(&mut partition, &records[settled - 100..settled]).await;
+        let noted = fixture.number(POSITION).await;
+        assert!(
+            noted <= settled as i64,
+            "records would be lost: position {noted}, and {settled} are settled"
+        );
+    }
+    assert!(fixture.number(POSITION).await > 0, "no claim noted the position");
+    fixture.finish().await;
 }
 
 // Order ---------------------------------------------------------------------------------------
@@ -3020,6 +3058,40 @@ async fn acked(fixture: &HostFixture, end: i64) -> Result<()> {
         sleep(Duration::from_millis(25)).await;
     }
     Ok(())
+}
+
+/// A server that has not all commits takes the place of the one that confirmed them.
+async fn failover(defect: Option<&Defect>) -> Result<()> {
+    let mut cluster = Cluster::start().await?;
+    let fixture = HostFixture::with(Options {
+        postgres: Some(cluster.url().to_owned()),
+        static_members: false,
+        idle_after_ms: 0,
+        ..Options::default()
+    })
+    .await?;
+    const EFFECTS: &str = "SELECT count(*) FROM {schema}.ledger_entry";
+    let host = fixture
+        .start_ready("a", &[("ONCEBOX_SABOTAGE", defect.map_or("", |defect| defect.name))])
+        .await?;
+    cluster.prepare(Successor::Standby).await?;
+    fixture.send(&Load::of([Work::Pay; 20])).await?;
+    fixture.until(EFFECTS, 20).await?;
+    cluster.sever();
+    fixture.send(&Load::of([Work::Pay; 20]).named("more")).await?;
+    fixture.wait_settled().await?;
+    cluster.fail_over().await?;
+    cluster.heal();
+    let deadline = Instant::now() + patience(defect);
+    while fixture.number(EFFECTS).await.unwrap_or(0) < 40 {
+        if Instant::now() > deadline {
+            return fixture.violated("messages are lost with the commits of their effects".into());
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+    fixture.wait_settled().await?;
+    fixture.check().await?;
+    host.stop().await
 }
 
 /// A host reaches its database no more, and Kafka it does.

@@ -124,12 +124,13 @@ pub(crate) async fn remove_beside_messages(
     database: &PgPool,
     consumer_id: i32,
 ) -> Result<(), InboxError> {
-    const REMOVE: [&str; 7] = [
+    const REMOVE: [&str; 8] = [
         "DELETE FROM oncebox.copying WHERE consumer_id = $1",
         "DELETE FROM oncebox.inbox_history WHERE consumer_id = $1",
         "DELETE FROM oncebox.inbox_edit WHERE consumer_id = $1",
         "DELETE FROM oncebox.sequence_position WHERE consumer_id = $1",
         "DELETE FROM oncebox.probation WHERE consumer_id = $1",
+        "DELETE FROM oncebox.partition_position WHERE consumer_id = $1",
         "DELETE FROM oncebox.replay WHERE consumer_id = $1",
         "DELETE FROM oncebox.job WHERE consumer_id = $1",
     ];

@@ -39,6 +39,7 @@ static TEXTS: &[&str] = texts![
     "complete",
     "settle_unrouted",
     "take_partition",
+    "position_of",
     "partition_cleared",
     // Retries.
     "lease",

@@ -63,17 +63,44 @@ pub struct PostgresOptions {
     pub settings: Vec<(String, String)>,
     /// The folder with `initdb` and `postgres`; searched for when `None`.
     pub binaries: Option<PathBuf>,
+    /// The server that a new cluster is a copy of; none for an empty one.
+    #[cfg(feature = "test-hooks")]
+    pub copy_of: Option<CopyOf>,
+}
+
+/// A server whose copy a new cluster is.
+#[cfg(feature = "test-hooks")]
+#[derive(Debug, Clone)]
+pub struct CopyOf {
+    /// The superuser's URL of the server.
+    pub url: String,
+    /// Whether the copy follows the server, as an asynchronous standby, until it is promoted.
+    pub follows: bool,
 }
 
 impl PostgresOptions {
     /// Makes options for a cluster in `dir` that listens on a unix socket only.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
-        Self { dir: dir.into(), tcp: false, settings: Vec::new(), binaries: None }
+        Self {
+            dir: dir.into(),
+            tcp: false,
+            settings: Vec::new(),
+            binaries: None,
+            #[cfg(feature = "test-hooks")]
+            copy_of: None,
+        }
     }
 
     /// Sets whether the server listens on TCP loopback too.
     pub fn tcp(mut self, tcp: bool) -> Self {
         self.tcp = tcp;
+        self
+    }
+
+    /// Makes a new cluster a copy of a server.
+    #[cfg(feature = "test-hooks")]
+    pub fn copy_of(mut self, url: &str, follows: bool) -> Self {
+        self.copy_of = Some(CopyOf { url: url.to_owned(), follows });
         self
     }
 
@@ -115,8 +142,8 @@ impl PrivatePostgres {
         let lock = take_lock(&options.dir)?;
         let home = Home::open(&options, identity)?;
         home.end_leftover_server()?;
-        let password = home.password()?;
-        home.create_cluster()?;
+        let password = home.password(&options)?;
+        home.create_cluster(&options)?;
         let mut server =
             Self { options, home, password, port: SOCKET_ONLY_PORT, child: None, _lock: lock };
         server.launch_on_free_port()?;

@@ -58,6 +58,7 @@ use tokio::{sync::oneshot, time::Instant};
 
 pub(crate) use cpu::MeteredFuture;
 use oncebox_model::{
+    inbox::ServerRun,
     meter::{CpuSlots, Meter, Stopped, Usage},
     tenant_limits::TenantLimits,
 };
@@ -244,9 +245,29 @@ pub struct Admission {
     grant: Grant,
     meter: Arc<Meter>,
     settled: AtomicU32,
+    turn: Option<PartitionTurn>,
+}
+
+/// Rules for the transactions of one turn of a partition.
+#[derive(Debug, Clone)]
+pub(crate) struct PartitionTurn {
+    /// Server run that they must be open in: the one that has all commits of the partition.
+    pub(crate) server: ServerRun,
+    /// Whether their claims note the partition's position.
+    pub(crate) notes_position: bool,
 }
 
 impl Admission {
+    /// Makes it an admission of a partition, which has rules for its transactions.
+    pub(crate) fn hold_to(&mut self, turn: Option<PartitionTurn>) {
+        self.turn = turn;
+    }
+
+    /// Returns the rules of the partition whose admission it is; none for every other one.
+    pub(crate) fn turn(&self) -> Option<&PartitionTurn> {
+        self.turn.as_ref()
+    }
+
     /// Returns the number of messages that may be taken.
     pub fn messages(&self) -> usize {
         self.grant.messages as usize
@@ -488,7 +509,7 @@ impl Scheduler {
             meter: meter.clone(),
         };
         inner.running.insert(grant.id, open);
-        Admission { scheduler, grant, meter, settled: AtomicU32::new(0) }
+        Admission { scheduler, grant, meter, settled: AtomicU32::new(0), turn: None }
     }
 
     fn now(&self) -> Duration {

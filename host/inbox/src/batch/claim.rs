@@ -138,6 +138,8 @@ pub struct Claimant {
     pub parks_forgotten: bool,
     /// Whether a message that completes leaves a light row.
     pub is_light: bool,
+    /// Whether all records of the partition before the first message are settled.
+    pub is_front: bool,
 }
 
 impl Claimant {
@@ -165,6 +167,8 @@ pub async fn claim(
         let record = &first.message.record;
         (&*record.topic, record.partition)
     });
+    let position = requests.first().map(|first| first.message.record.offset);
+    let position = position.filter(|_| claimant.is_front && transaction.notes_position());
     let keep = status != InitialStatus::Completed && claimant.payload != PayloadPolicy::None
         || status == InitialStatus::Received
         || claimant.payload == PayloadPolicy::All;
@@ -197,6 +201,7 @@ pub async fn claim(
         p_sequence: column(requests, |o| o.message.sequence.filter(|_| o.ordering.is_some())),
         p_parks_forgotten: claimant.parks_forgotten,
         p_light: claimant.is_light,
+        p_position: position,
     });
     let rows = transaction.rows(query).await?;
     let outcomes = rows.iter().map(read).collect::<Result<Vec<_>, _>>()?;

@@ -17,7 +17,7 @@ use crate::{
     admission::batch_sizer::Fit,
     batch::{
         abort::Abort,
-        claim::{ClaimOutcome, InitialStatus, claim},
+        claim::{ClaimOutcome, Claimant, InitialStatus, claim},
         commit::{at_claim, at_completion},
         complete::{Completion, Execution, complete},
         outgoing::write_outgoing,
@@ -108,7 +108,7 @@ impl<'a> BatchState<'a> {
         transaction: &Transaction<'_>,
         batch: &'a [Routed],
     ) -> Result<Vec<ClaimOutcome>, Abort> {
-        let claimant = consumer.claimant(batch[0].generation);
+        let claimant = Claimant { is_front: true, ..consumer.claimant(batch[0].generation) };
         let requests: Vec<_> = match consumer.policy.dedup {
             Dedup::Off => Vec::new(),
             Dedup::Inbox => batch.iter().map(|routed| &routed.request).collect(),

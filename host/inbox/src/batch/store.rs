@@ -6,7 +6,7 @@ use crate::{
     admission::Admission,
     batch::{
         abort::Abort,
-        claim::{ClaimOutcome, ClaimRequest, InitialStatus, claim},
+        claim::{ClaimOutcome, ClaimRequest, Claimant, InitialStatus, claim},
         commit::{at_claim, commit, rollback},
     },
     consumer::ConsumerInbox,
@@ -78,7 +78,7 @@ impl ConsumerInbox {
         let transaction = self.sessions.begin_admitted(admission).await?;
         let claims = match claim(
             &transaction,
-            self.claimant(generation),
+            Claimant { is_front: true, ..self.claimant(generation) },
             &requests.iter().collect::<Vec<_>>(),
             status,
         )

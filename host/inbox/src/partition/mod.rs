@@ -7,8 +7,10 @@
 
 // Decoding, and the decision about each record.
 mod route;
-// Parking of records and messages that cannot be handled.
+// Rows of records and messages that cannot be handled.
 pub(crate) mod parking;
+// Parking of those at the front.
+mod parked;
 // A partition that is taken and given up; messages that run alone, since one of them may kill the
 // process.
 mod probation;
@@ -18,6 +20,12 @@ mod payloads;
 mod duplicate_payloads;
 // The database's clock.
 mod clock;
+// The partition's position in the database.
+mod position;
+// The check that a server has all commits of the partition.
+mod server_check;
+// The receiver of a consumer's partitions.
+pub(crate) mod receiver;
 
 use std::sync::Arc;
 
@@ -26,9 +34,9 @@ use oncebox_model::{
     error::InboxError,
     handler::Handlers,
     hooks::{self, Defect},
-    inbox::PartitionInboxError,
+    inbox::{PartitionInboxError, ServerRun},
     message::Message,
-    policy::{Ack, Collision},
+    policy::Ack,
     record::Record,
 };
 
@@ -42,8 +50,8 @@ use crate::{
     },
     consumer::ConsumerInbox,
     partition::{
-        clock::DatabaseClock, duplicate_payloads::DuplicatePayloads, parking::is_collision,
-        payloads::FetchedPayloads, route::Route,
+        clock::DatabaseClock, duplicate_payloads::DuplicatePayloads, payloads::FetchedPayloads,
+        position::Position, route::Route,
     },
 };
 
@@ -75,6 +83,8 @@ pub struct PartitionInbox {
     fetched: FetchedPayloads,
     /// Payloads that this partition saw last.
     duplicate_payloads: DuplicatePayloads,
+    /// Position in the database.
+    position: Position,
     /// Clock for the horizon of replays.
     clock: DatabaseClock,
     /// Permission to begin a transaction, which `ready` got in advance.
@@ -94,8 +104,16 @@ impl oncebox_model::inbox::PartitionInbox for PartitionInbox {
         self.process(records).map_err(PartitionInboxError::from).boxed()
     }
 
+    fn idle(&mut self) -> BoxFuture<'_, PartitionInboxError> {
+        self.watch_server().map(PartitionInboxError::from).boxed()
+    }
+
     fn batch_max(&self) -> usize {
         self.batch_max()
+    }
+
+    fn server(&self) -> ServerRun {
+        self.position.server.clone()
     }
 
     fn close<'a>(self: Box<Self>, _next_offset: i64) -> BoxFuture<'a, ()> {
@@ -125,7 +143,8 @@ impl PartitionInbox {
         if self.permit.is_none() {
             let runs = self.probation == 0 && self.consumer.policy.ack == Ack::AfterCommit;
             let serial = self.consumer.sizer.serial_permit().await;
-            let admission = self.consumer.admit(records.min(self.batch_max()), runs).await;
+            let mut admission = self.consumer.admit(records.min(self.batch_max()), runs).await;
+            admission.hold_to(self.position.turn());
             self.permit = Some(Permit { admission, serial });
         }
     }
@@ -161,10 +180,14 @@ impl PartitionInbox {
             let handlers = self.consumer.handlers();
             let answer = self.process_with(&mut permit, &*handlers, records).await;
             permit.admission.settled(*answer.as_ref().unwrap_or(&0));
+            if let Ok(settled @ 1..) = answer {
+                self.position.settled(records[settled - 1].offset + 1);
+            }
             drop(permit); // waiting for newer deployments holds no place of the host
             match answer {
                 // The loaded deployments were withdrawn, and newer ones have come: again with
                 // those.
+                Err(InboxError::ServerStarted) => self.check_server().await?,
                 Err(InboxError::StaleDeployments)
                     if self.consumer.newer_than(handlers.generation()).await => {}
                 // The registry's cache dropped the first record's schema for those of others, or a
@@ -225,59 +248,6 @@ impl PartitionInbox {
         Ok(settled)
     }
 
-    /// Parks all records at the front that are to be parked, and returns how many they are.
-    async fn park_front(
-        &mut self,
-        admission: &Admission,
-        generation: i64,
-        routes: &[Route],
-    ) -> Result<usize, InboxError> {
-        let parked: Vec<_> = routes
-            .iter()
-            .map_while(|route| match route {
-                Route::Park(offered) => Some(offered.clone()),
-                Route::Run(_) => None,
-            })
-            .collect();
-        if !hooks::sabotage(Defect::UndecodableDropped) {
-            self.park(admission, generation, &parked).await?;
-        }
-        Ok(parked.len())
-    }
-
-    /// Parks messages for an operator. A message whose id belongs to another payload is parked
-    /// under an id of its own. Each delivery is counted by the claim of the row that keeps it.
-    async fn park(
-        &mut self,
-        admission: &Admission,
-        generation: i64,
-        parked: &[ClaimRequest],
-    ) -> Result<(), InboxError> {
-        let claims =
-            self.consumer.store(admission, generation, parked, InitialStatus::Parked).await?;
-        self.made_progress |= claims.iter().any(ClaimOutcome::is_ours);
-        let mut collisions = Vec::new();
-        for (ClaimRequest { message, .. }, claimed) in parked.iter().zip(&claims) {
-            if !is_collision(&parked[0]) && self.collides(claimed) {
-                collisions.push(parking::collision(message));
-            } else {
-                self.consumer.count_claim(message, claimed);
-            }
-        }
-        if collisions.is_empty() {
-            return Ok(());
-        }
-        Box::pin(self.park(admission, generation, &collisions)).await
-    }
-
-    /// Returns whether a message came with a known id and another payload. Such a message is no
-    /// duplicate and must not be lost.
-    fn collides(&self, claimed: &ClaimOutcome) -> bool {
-        let is_kept = self.consumer.policy.collision() != Collision::Ignore
-            && !hooks::sabotage(Defect::CollisionsDropped);
-        is_kept && matches!(claimed, ClaimOutcome::Duplicate { same_payload: false, .. })
-    }
-
     /// Runs or stores all messages at the front that are to run, and returns how many are settled.
     /// Messages are stored on probation, under suspicion, and where the policy acks after the
     /// insert.
@@ -309,6 +279,8 @@ impl PartitionInbox {
             }
             (batch, settled)
         };
+        let claimed = batch.iter().map(message).zip(&settled.claims);
+        self.position.claimed(permit.admission.turn(), claimed);
         self.made_progress |= settled.claims.iter().any(ClaimOutcome::is_ours);
         let collided =
             batch.iter().zip(&settled.claims).filter(|(_, claimed)| self.collides(claimed));
@@ -429,7 +401,7 @@ impl PartitionInbox {
     /// it started.
     async fn progressed(&mut self, admission: &Admission) -> Result<(), InboxError> {
         if !self.is_cleared {
-            self.consumer.partition_cleared(admission, &self.topic, self.partition).await?;
+            self.consumer.partition_cleared(admission, &self.topic, self.partition, None).await?;
             self.is_cleared = true;
         }
         Ok(())

@@ -5,18 +5,32 @@
 
 use std::sync::Arc;
 
-use oncebox_model::error::InboxError;
+use oncebox_model::{
+    error::InboxError,
+    inbox::{Behind, OpenAt, ServerRun},
+    policy::Dedup,
+};
 use sqlx::Row;
 
 use super::{
     PartitionInbox, clock::DatabaseClock, duplicate_payloads::DuplicatePayloads,
-    payloads::FetchedPayloads,
+    payloads::FetchedPayloads, position::Position,
 };
-use crate::{admission::Admission, batch::commit::commit_host, consumer::ConsumerInbox};
+use crate::{
+    admission::Admission, batch::commit::commit_host, consumer::ConsumerInbox, host_call::host_call,
+};
 
 /// Messages that run under a lease after a sign that one of them kills the process. A whole batch
 /// where that is more.
 const PROBATION_MESSAGES: usize = 64;
+
+/// Result of the opening of a partition.
+pub(super) enum Taken {
+    /// It is open.
+    Open(Box<PartitionInbox>),
+    /// The database may have lost commits, and nothing was opened.
+    Behind(Behind),
+}
 
 impl PartitionInbox {
     /// Opens a partition that was assigned, at the offset where consumption starts.
@@ -30,12 +44,30 @@ impl PartitionInbox {
         partition: i32,
         next_offset: i64,
     ) -> Result<Self, InboxError> {
-        let suspect = consumer.take_partition(topic, partition, next_offset).await?;
+        let topic = topic.into();
+        let at = OpenAt { topic, topic_id: None, partition, next_offset, server: None };
+        match Self::open_at(consumer, at).await? {
+            Taken::Open(inbox) => Ok(*inbox),
+            Taken::Behind(_) => Err(InboxError::ServerStarted), // only an offset of a server is
+        }
+    }
+
+    /// Opens a partition, unless the database may have lost what was settled before the offset.
+    pub(super) async fn open_at(
+        consumer: Arc<ConsumerInbox>,
+        at: OpenAt,
+    ) -> Result<Taken, InboxError> {
+        let (taken, server) = consumer.take_partition(&at).await?;
+        let suspect = match taken {
+            Ok(suspect) => suspect,
+            Err(next_offset) => return Ok(Taken::Behind(Behind { next_offset, server })),
+        };
+        let OpenAt { topic, partition, next_offset, .. } = &at;
         if suspect {
             tracing::warn!(
                 tenant = consumer.tenant,
                 consumer = consumer.name,
-                topic,
+                topic = &**topic,
                 partition,
                 next_offset,
                 "an earlier process died at this offset; the next messages run alone, under a lease"
@@ -43,10 +75,12 @@ impl PartitionInbox {
         }
         let probation = if suspect { on_probation(&consumer) } else { 0 };
         let duplicate_payloads = DuplicatePayloads::default();
-        Ok(Self {
+        let server = server.filter(|_| consumer.policy.dedup != Dedup::Off);
+        Ok(Taken::Open(Box::new(Self {
             consumer,
-            topic: topic.to_owned(),
-            partition,
+            topic: topic.to_string(),
+            partition: *partition,
+            position: Position::new(at, server),
             probation,
             suspected: 0,
             outages: 0,
@@ -57,18 +91,22 @@ impl PartitionInbox {
             duplicate_payloads,
             clock: DatabaseClock::default(),
             permit: None,
-        })
+        })))
     }
 
-    /// Gives the partition up cleanly: deletes its probation row.
+    /// Gives the partition up cleanly: deletes its probation row, and notes its position.
     pub async fn close(mut self) {
         self.fetched.clear();
-        if self.is_cleared {
+        let unnoted = self.position.unnoted();
+        if self.is_cleared && unnoted.is_none() {
             return;
         }
         self.permit = None;
-        let admission = self.consumer.admit_first().await;
-        if let Err(error) = self.progressed(&admission).await {
+        let mut admission = self.consumer.admit_first().await;
+        admission.hold_to(self.position.turn());
+        let Self { consumer, topic, partition, .. } = &self;
+        if let Err(error) = consumer.partition_cleared(&admission, topic, *partition, unnoted).await
+        {
             tracing::debug!(%error, "failed to clear the probation row; the next process will be \
                 careful");
         }
@@ -77,40 +115,49 @@ impl PartitionInbox {
 
 impl ConsumerInbox {
     /// Takes a partition at an offset and writes its probation row. Returns true where an earlier
-    /// process did so at this offset and made no progress.
-    pub(crate) async fn take_partition(
+    /// process did so at this offset and made no progress, and as an error the position of a
+    /// database that may have lost what was settled before the offset. Also returns the run of the
+    /// server that answered.
+    async fn take_partition(
         &self,
-        topic: &str,
-        partition: i32,
-        next_offset: i64,
-    ) -> Result<bool, InboxError> {
-        const TAKE: &str = "SELECT * FROM oncebox_host.take_partition($1, $2, $3, $4, $5)";
+        at: &OpenAt,
+    ) -> Result<(Result<bool, i64>, ServerRun), InboxError> {
         let admission = self.admit_first().await;
         let transaction = self.sessions.begin_admitted(&admission).await?;
-        let query = sqlx::query(TAKE)
-            .bind(transaction.secret())
-            .bind(self.consumer_id)
-            .bind(topic)
-            .bind(partition)
-            .bind(next_offset);
-        let suspect = transaction.row(query).await.and_then(|row| row.try_get(0));
-        commit_host(transaction, suspect).await
+        let server = transaction.server().clone();
+        let query = host_call!("take_partition" {
+            p_secret: transaction.secret(),
+            p_consumer: self.consumer_id,
+            p_topic: &*at.topic,
+            p_topic_id: at.topic_id.as_deref(),
+            p_partition: at.partition,
+            p_next_offset: at.next_offset,
+            p_is_doubted: self.doubts(at, &server),
+        });
+        let taken = transaction.row(query).await.and_then(|row| {
+            let behind: Option<i64> = row.try_get("behind_at")?;
+            Ok(behind.map_or(Ok(row.try_get("is_suspect")?), Err))
+        });
+        Ok((commit_host(transaction, taken).await?, server))
     }
 
-    /// Deletes the probation row of a partition that made progress or is given up cleanly.
+    /// Deletes the probation row of a partition that made progress or is given up cleanly. Notes the
+    /// position, where there is one to note.
     pub(crate) async fn partition_cleared(
         &self,
         admission: &Admission,
         topic: &str,
         partition: i32,
+        next_offset: Option<i64>,
     ) -> Result<(), InboxError> {
-        const CLEARED: &str = "SELECT * FROM oncebox_host.partition_cleared($1, $2, $3, $4)";
         let transaction = self.sessions.begin_admitted(admission).await?;
-        let query = sqlx::query(CLEARED)
-            .bind(transaction.secret())
-            .bind(self.consumer_id)
-            .bind(topic)
-            .bind(partition);
+        let query = host_call!("partition_cleared" {
+            p_secret: transaction.secret(),
+            p_consumer: self.consumer_id,
+            p_topic: topic,
+            p_partition: partition,
+            p_next_offset: next_offset,
+        });
         let cleared = transaction.rows(query).await;
         commit_host(transaction, cleared).await.map(drop)
     }

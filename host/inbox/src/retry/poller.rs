@@ -9,12 +9,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Arc, Mutex, PoisonError, Weak, atomic::Ordering},
+    sync::{Arc, LazyLock, Mutex, PoisonError, Weak, atomic::Ordering},
     time::Duration,
 };
 
-use oncebox_model::error::InboxError;
-use sqlx::{Executor, PgPool};
+use oncebox_model::{error::InboxError, inbox::ServerRun};
+use sqlx::{AssertSqlSafe, Executor, PgPool, Row};
 use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, sleep, timeout},
@@ -28,6 +28,7 @@ use crate::{
         backlog::{self, SETTINGS},
         wakeup::EVERY,
     },
+    session::SERVER_RUN,
 };
 
 /// Longest time that a database may take to answer a poll; other databases do not wait for it.
@@ -225,8 +226,11 @@ pub async fn release_unblocked(pool: &PgPool, consumers: &[(i32, i16)]) -> Resul
 
 /// Polls a database once, and wakes the workers of consumers with due messages or a replay.
 async fn poll(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
-    let found = match timeout(PATIENCE, due(pool, &asked(consumers))).await {
-        Ok(Ok(found)) => found,
+    let found = match timeout(PATIENCE, due_and_server(pool, &asked(consumers))).await {
+        Ok(Ok((found, server))) => {
+            consumers.iter().for_each(|consumer| consumer.sessions.saw_server(&server));
+            found
+        }
         Ok(Err(error)) => {
             return tracing::warn!(%error, "failed to look for what is due; retries wait");
         }
@@ -254,9 +258,18 @@ async fn poll(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
 ///
 /// Returns an error where the database does not answer.
 pub async fn due(pool: &PgPool, consumers: &[(i32, i16)]) -> Result<Vec<(i32, i64)>, InboxError> {
+    Ok(due_and_server(pool, consumers).await?.0)
+}
+
+async fn due_and_server(
+    pool: &PgPool,
+    consumers: &[(i32, i16)],
+) -> Result<(Vec<(i32, i64)>, ServerRun), InboxError> {
+    static BEGIN: LazyLock<String> = LazyLock::new(|| format!("{SETTINGS}SELECT {SERVER_RUN}"));
     let (ids, classes): (Vec<i32>, Vec<i16>) = consumers.iter().copied().unzip();
     let mut tx = pool.begin().await?;
-    tx.execute(sqlx::raw_sql(SETTINGS)).await?;
+    let server = tx.fetch_one(sqlx::raw_sql(AssertSqlSafe(BEGIN.as_str()))).await?;
+    let server: String = server.try_get(0)?;
     let found = sqlx::query_as(DUE)
         .bind(ids)
         .bind(classes)
@@ -264,7 +277,7 @@ pub async fn due(pool: &PgPool, consumers: &[(i32, i16)]) -> Result<Vec<(i32, i6
         .fetch_all(&mut *tx)
         .await?;
     tx.commit().await?;
-    Ok(found)
+    Ok((found, Some(server.into())))
 }
 
 /// Statement that finds due messages; public so that a test can check its plan.

@@ -12,5 +12,6 @@ mod transaction;
 mod reconnect;
 
 pub use budget::Budget;
+pub(crate) use pool::SERVER_RUN;
 pub use pool::{SessionSettings, Sessions};
 pub use transaction::{CommitError, Transaction};

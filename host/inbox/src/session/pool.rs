@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex},
+    sync::{Arc, LazyLock, Mutex},
     time::{Duration, Instant},
 };
 
@@ -10,12 +10,15 @@ use oncebox_model::{
     connect::{self, CONNECT_TIMEOUT, NOTICE_SILENCE},
     error::InboxError,
     hooks::{self, Defect},
+    inbox::ServerRun,
     payload_key::PayloadKey,
     session_target::SessionTarget,
     sqlstate,
     tx::{Silence, bounded},
 };
-use sqlx::{ConnectOptions, Connection, PgConnection, PgPool, postgres::PgConnectOptions};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, postgres::PgConnectOptions,
+};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::{budget::Budget, reconnect::ConnectBackoff};
@@ -62,9 +65,15 @@ pub struct Sessions {
     pub(super) asked: tokio::sync::Mutex<Option<(Instant, Option<Duration>)>>,
     /// Time since when the database leaves a question unanswered; none while no question is open.
     pub(super) silence: Arc<Silence>,
+    /// Run of the server that answered last.
+    server: watch::Sender<ServerRun>,
     /// Key of the hashes of the tenant's payloads.
     payload_key: PayloadKey,
 }
+
+/// Expression for the run of the server: the time at which it started, in microseconds.
+pub(crate) const SERVER_RUN: &str =
+    "(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint::text";
 
 /// Login options of connections, and the secret of calls of host functions. A connection keeps
 /// those that it was opened with, and is closed once they are replaced.
@@ -80,6 +89,8 @@ const RENEWAL_WAIT: Duration = Duration::from_secs(5);
 pub(super) struct Session {
     pub(super) connection: PgConnection,
     pub(super) backend: i32,
+    /// Run of the server that it is connected to.
+    pub(super) server: ServerRun,
     pub(super) access: Arc<Access>,
     /// End of its last transaction; none where it had none.
     pub(super) used_at: Option<Instant>,
@@ -157,6 +168,7 @@ impl Sessions {
             away,
             asked: tokio::sync::Mutex::default(),
             silence: Arc::default(),
+            server: watch::Sender::default(),
             payload_key,
         });
         sessions
@@ -216,6 +228,22 @@ impl Sessions {
         &self.payload_key
     }
 
+    /// Returns the run of the server that answered last, as it changes.
+    pub fn server(&self) -> watch::Receiver<ServerRun> {
+        self.server.subscribe()
+    }
+
+    /// Records the run of the server that just answered.
+    pub(crate) fn saw_server(&self, server: &ServerRun) {
+        self.server.send_if_modified(|known| {
+            let is_new = known != server;
+            if is_new {
+                known.clone_from(server);
+            }
+            is_new
+        });
+    }
+
     /// Returns the host's own connections.
     pub(crate) fn host_pool(&self) -> &PgPool {
         &self.host_pool
@@ -253,18 +281,26 @@ impl Sessions {
         };
         // A tenant's restrictions rest on its startup options. A pooler that was put in between
         // since then may drop them.
-        const BEGUN: &str =
-            "SELECT pg_backend_pid(), current_setting('default_transaction_read_only')::bool";
-        let (backend, has_options): (i32, bool) =
-            bounded(sqlx::query_as(BEGUN).fetch_one(&mut connection)).await?;
+        static BEGUN: LazyLock<String> = LazyLock::new(|| {
+            format!(
+                "SELECT pg_backend_pid(), current_setting('default_transaction_read_only')::bool, \
+                    {SERVER_RUN}"
+            )
+        });
+        let (backend, has_options, server): (i32, bool, String) =
+            bounded(sqlx::query_as(AssertSqlSafe(BEGUN.as_str())).fetch_one(&mut connection))
+                .await?;
         if !has_options {
             return Err(InboxError::OptionsLost {
                 lost: vec!["default_transaction_read_only".to_owned()],
             });
         }
+        let server = Some(server.into());
+        self.saw_server(&server);
         Ok(Session {
             connection,
             backend,
+            server,
             access,
             used_at: None,
             used_before: None,

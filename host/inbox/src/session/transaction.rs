@@ -7,6 +7,8 @@ use std::{
 
 use oncebox_model::{
     error::InboxError,
+    hooks::{self, Defect},
+    inbox::ServerRun,
     meter::Meter,
     tx::{StatementError, Tx, answered, bounded},
 };
@@ -25,6 +27,9 @@ pub struct Transaction<'a> {
     sessions: &'a Sessions,
     tx: Option<Tx>,
     backend: i32,
+    server: ServerRun,
+    /// Whether its claim notes the partition's position.
+    notes_position: bool,
     access: Arc<Access>,
     /// End of the transaction before this one on its connection; none where there was none.
     used_before: Option<Instant>,
@@ -48,11 +53,23 @@ impl Sessions {
     }
 
     /// Begins a transaction under an admission, whose meter counts its time.
+    ///
+    /// # Errors
+    ///
+    /// Also fails where the admission is a partition's, and the server has started since the
+    /// partition's last transaction.
     pub(crate) async fn begin_admitted(
         &self,
         admission: &Admission,
     ) -> Result<Transaction<'_>, InboxError> {
-        self.begin_metered(admission.meter()).await
+        let mut transaction = self.begin_metered(admission.meter()).await?;
+        let Some(turn) = admission.turn() else { return Ok(transaction) };
+        if turn.server != transaction.server && !hooks::sabotage(Defect::ServerUnchecked) {
+            transaction.rollback().await;
+            return Err(InboxError::ServerStarted);
+        }
+        transaction.notes_position = turn.notes_position;
+        Ok(transaction)
     }
 
     async fn begin_metered(&self, meter: &Arc<Meter>) -> Result<Transaction<'_>, InboxError> {
@@ -100,12 +117,14 @@ impl Sessions {
         bounded(session.connection.execute(sqlx::raw_sql(BEGIN))).await?;
         self.silence.answered();
         meter.add_database(sent.elapsed());
-        let Session { connection, backend, access, used_at, _permit, .. } = session;
+        let Session { connection, backend, server, access, used_at, _permit, .. } = session;
         let tx = Tx::metered(connection, meter.clone(), self.silence.clone());
         Ok(Transaction {
             sessions: self,
             tx: Some(tx),
             backend,
+            server,
+            notes_position: false,
             access,
             used_before: used_at,
             permit: Some(_permit),
@@ -122,6 +141,16 @@ impl Transaction<'_> {
     /// Returns the process id of its backend.
     pub(crate) fn backend(&self) -> i32 {
         self.backend
+    }
+
+    /// Returns the run of the server that it is open in.
+    pub(crate) fn server(&self) -> &ServerRun {
+        &self.server
+    }
+
+    /// Returns whether its claim is to note the partition's position.
+    pub(crate) fn notes_position(&self) -> bool {
+        self.notes_position
     }
 
     /// Returns the secret that host functions ask for.
@@ -194,12 +223,13 @@ impl Transaction<'_> {
         let permit = self.permit.take();
         match (tx.into_connection(), permit) {
             (Some(connection), Some(permit)) => {
-                let (backend, access) = (self.backend, self.access.clone());
+                let Self { backend, server, access, .. } = &self;
                 let (used_at, used_before) = (Some(Instant::now()), self.used_before);
                 self.sessions.keep(Session {
                     connection,
-                    backend,
-                    access,
+                    backend: *backend,
+                    server: server.clone(),
+                    access: access.clone(),
                     used_at,
                     used_before,
                     _permit: permit,

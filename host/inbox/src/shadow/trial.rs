@@ -134,6 +134,7 @@ impl TrialContext {
             payload_bytes_max: 0,
             parks_forgotten: false,
             is_light: false,
+            is_front: false,
         };
         claim(transaction, claimant, &[], InitialStatus::Completed).await.map(drop)
     }

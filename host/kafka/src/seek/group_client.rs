@@ -14,7 +14,7 @@ use crate::{
     client::committed_in,
     config::ConsumerConfig,
     error::ConsumerError,
-    offsets::add_offset,
+    offsets::{OffsetNote, add_offset},
     topic_id::{self, TopicId},
 };
 
@@ -260,7 +260,9 @@ impl GroupClient {
         let ids = self.topic_ids(offsets.iter().map(|(topic, ..)| topic.as_str()))?;
         let mut wanted = TopicPartitionList::new();
         for (topic, partition, offset) in offsets {
-            let added = add_offset(&mut wanted, topic, *partition, *offset, &ids[topic]);
+            // No database answers for an offset that an operator chose.
+            let note = OffsetNote { topic_id: ids[topic].clone(), server: None };
+            let added = add_offset(&mut wanted, topic, *partition, *offset, &note);
             added.map_err(SeekError::broker("failed to name an offset"))?;
         }
         // Without a membership the brokers accept a commit only while the group is empty.

@@ -20,8 +20,8 @@ use rdkafka::{
 use tokio::sync::Semaphore;
 
 use crate::{
-    ConsumerConfig, ConsumerHandle, Inbox, PartitionInbox, PartitionInboxError, Timing,
-    start_consumer,
+    ConsumerConfig, ConsumerHandle, Inbox, OpenAt, Opened, PartitionInbox, PartitionInboxError,
+    Timing, start_consumer,
 };
 
 pub(crate) const PARTITIONS: i32 = 16;
@@ -235,17 +235,13 @@ impl Seen {
 pub(crate) struct Counting(pub(crate) Arc<Seen>);
 
 impl Inbox for Counting {
-    fn open(
-        &self,
-        _: &str,
-        partition: i32,
-        next_offset: i64,
-    ) -> BoxFuture<'_, Result<Box<dyn PartitionInbox>, PartitionInboxError>> {
+    fn open(&self, at: OpenAt) -> BoxFuture<'_, Result<Opened, PartitionInboxError>> {
         Box::pin(async move {
+            let OpenAt { partition, next_offset, .. } = at;
             take_one(&self.0.open_failures)?;
             self.0.opened.lock().unwrap().push((partition, next_offset));
-            Ok(Box::new(CountingPartition { seen: Arc::clone(&self.0), partition })
-                as Box<dyn PartitionInbox>)
+            let seen = Arc::clone(&self.0);
+            Ok(Opened::Ready(Box::new(CountingPartition { seen, partition })))
         })
     }
 }
@@ -298,7 +294,7 @@ impl PartitionInbox for CountingPartition {
 
 fn take_one(failures: &AtomicUsize) -> Result<(), PartitionInboxError> {
     match failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)) {
-        Ok(_) => Err(PartitionInboxError { text: "as asked".to_owned(), pause: None }),
+        Ok(_) => Err(PartitionInboxError { text: "as asked".to_owned(), ..Default::default() }),
         Err(_) => Ok(()),
     }
 }

@@ -3,14 +3,19 @@
 use std::time::Duration;
 
 use super::support::{Cluster, PARTITIONS, Seen, config, start, until};
-use crate::{ConsumerConfig, Drained, Lag, LagWatch, Watchers};
+use crate::{ConsumerConfig, Drained, Lag, LagWatch, ServerRun, Watchers};
 
 const TOPIC: &str = "orders";
 /// More than the duration of a poll without any answer.
 const SOON: Duration = Duration::from_secs(30);
 
+/// The run of a server of which nothing is known.
+fn no_server() -> tokio::sync::watch::Receiver<ServerRun> {
+    tokio::sync::watch::channel(None).1
+}
+
 async fn watch(watchers: &Watchers, config: &ConsumerConfig) -> (LagWatch, Lag) {
-    let mut watched = watchers.watch(config).unwrap();
+    let mut watched = watchers.watch(config, no_server()).unwrap();
     let lag = watched.first(SOON).await;
     (watched, lag)
 }
@@ -55,7 +60,7 @@ async fn unread_records_are_found_at_the_first_poll() {
     let mut other = config.clone();
     other.topics = vec!["^ord.*".to_owned()];
     assert_eq!(
-        watchers.watch(&other).unwrap().first(Duration::from_millis(200)).await,
+        watchers.watch(&other, no_server()).unwrap().first(Duration::from_millis(200)).await,
         Lag::Pending
     );
 }
@@ -105,7 +110,7 @@ async fn many_idle_groups_share_a_few_requests() {
     for group in 0..GROUPS {
         watched.push(
             watchers
-                .watch(&config(&cluster.address, "t", &format!("many-{group}"), TOPIC))
+                .watch(&config(&cluster.address, "t", &format!("many-{group}"), TOPIC), no_server())
                 .unwrap(),
         );
     }
@@ -139,8 +144,9 @@ async fn a_broker_that_comes_and_goes_ends_nothing() {
     const OFFSET_FETCH: i16 = 9;
     let cluster = Cluster::new(TOPIC);
     let watchers = Watchers::default();
-    let fresh =
-        |name: String| watchers.watch(&config(&cluster.address, "t", &name, TOPIC)).unwrap();
+    let fresh = |name: String| {
+        watchers.watch(&config(&cluster.address, "t", &name, TOPIC), no_server()).unwrap()
+    };
     let mut resting = Vec::new();
     for bounce in 0..BOUNCES {
         for group in 0..GROUPS {

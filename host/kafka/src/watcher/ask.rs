@@ -342,7 +342,7 @@ unsafe fn fetched(event: *mut rd::rd_kafka_event_t) -> Result<(String, Committed
             if element.err == NO_ERROR {
                 let offset = Some(element.offset).filter(|offset| *offset >= 0);
                 let noted = offset
-                    .map(|offset| position::Committed { offset, topic_id: noted_beside(element) });
+                    .map(|offset| position::Committed { offset, note: noted_beside(element) });
                 committed.insert(partition(element), noted);
             }
         }

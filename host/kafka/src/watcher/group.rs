@@ -6,6 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use oncebox_model::{
+    hooks::{self, Defect},
+    inbox::ServerRun,
+};
 use tokio::sync::watch;
 
 use super::Lag;
@@ -29,6 +33,8 @@ pub(super) struct WatchedGroup {
     pub(super) ask_at: Instant,
     /// The last time that the lag was known; at first, the time that watching began.
     known_at: Instant,
+    /// The run of the database's server, as far as the host knows it.
+    server: watch::Receiver<ServerRun>,
     sender: watch::Sender<Lag>,
 }
 
@@ -46,10 +52,15 @@ pub(super) struct Topic {
 pub(super) type Offsets = HashMap<Partition, i64>;
 
 impl WatchedGroup {
-    pub(super) fn new(name: String, topics: &[String], sender: watch::Sender<Lag>) -> Self {
+    pub(super) fn new(
+        name: String,
+        topics: &[String],
+        server: watch::Receiver<ServerRun>,
+        sender: watch::Sender<Lag>,
+    ) -> Self {
         let topics = topics.iter().map(|topic| topic.as_str().into()).collect();
         let now = Instant::now();
-        Self { name, topics, committed: None, ask_at: now, known_at: now, sender }
+        Self { name, topics, committed: None, ask_at: now, known_at: now, server, sender }
     }
 
     /// Returns whether the subscription is dropped.
@@ -115,7 +126,7 @@ impl WatchedGroup {
             let is_read = match offset(topics, &partition, committed) {
                 // An offset beyond the end means that the topic was truncated, which the consumer
                 // has to handle.
-                Some(next) => next == *end,
+                Some(next) => next == *end && self.is_of_server(committed),
                 // A group without an offset begins at the first record that exists.
                 None => *end == 0 || starts.get(&partition)? == end,
             };
@@ -124,6 +135,17 @@ impl WatchedGroup {
             }
         }
         Some(lag)
+    }
+
+    /// Returns whether the offset was acked in the present run of the database's server, as far as
+    /// both are known.
+    fn is_of_server(&self, committed: &Option<position::Committed>) -> bool {
+        let noted = committed.as_ref().and_then(|committed| committed.note.server.as_ref());
+        let present = self.server.borrow();
+        noted.is_none()
+            || present.is_none()
+            || noted == present.as_ref()
+            || hooks::sabotage(Defect::ServerUnchecked)
     }
 
     /// Reports the lag to the subscription. Without a lag, reports it as unavailable once the last
@@ -158,9 +180,17 @@ fn offset(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::offsets::OffsetNote;
 
     fn of_a(offset: i64) -> position::Committed {
-        position::Committed { offset, topic_id: Some("a".into()) }
+        let note = OffsetNote { topic_id: Some("a".into()), server: None };
+        position::Committed { offset, note }
+    }
+
+    /// A group of which nothing is known yet, and the run of its database's server.
+    fn watched(server: Option<&str>) -> WatchedGroup {
+        let server = watch::channel(server.map(Into::into)).1;
+        WatchedGroup::new("g".to_owned(), &["t".to_owned()], server, watch::channel(Lag::Pending).0)
     }
 
     fn topics(partitions: &[i32], id: Option<&str>) -> Topics {
@@ -183,8 +213,7 @@ mod tests {
         ends: &[i64],
         starts: &[i64],
     ) -> Option<Lag> {
-        let mut group =
-            WatchedGroup::new("g".to_owned(), &["t".to_owned()], watch::channel(Lag::Pending).0);
+        let mut group = watched(None);
         group.committed = Some(
             (0..)
                 .zip(committed)
@@ -195,6 +224,25 @@ mod tests {
             (0..).zip(offsets).map(|(number, offset)| (partition(number), *offset)).collect()
         };
         group.lag(&topics(&[0, 1], id), &offsets(ends), &offsets(starts))
+    }
+
+    // What could go wrong: a consumer stays closed, and nobody finds out that its database lost the
+    // commits of what was acked.
+    #[test]
+    fn an_offset_of_another_server_is_unread() {
+        let lag = |noted: Option<&str>, present| {
+            let mut group = watched(present);
+            let mut offset = of_a(5);
+            offset.note.server = noted.map(Into::into);
+            group.committed = Some([(partition(0), Some(offset))].into());
+            group.lag(&topics(&[0], Some("a")), &[(partition(0), 5)].into(), &Offsets::new())
+        };
+        for (noted, present) in
+            [(None, None), (None, Some("1")), (Some("1"), None), (Some("1"), Some("1"))]
+        {
+            assert_eq!(lag(noted, present), Some(Lag::CaughtUp { committed: true }));
+        }
+        assert_eq!(lag(Some("1"), Some("2")), Some(Lag::Behind));
     }
 
     #[test]
@@ -235,8 +283,7 @@ mod tests {
             Some(Lag::CaughtUp { committed: true }),
             "the id is not known"
         );
-        let mut group =
-            WatchedGroup::new("g".to_owned(), &["t".to_owned()], watch::channel(Lag::Pending).0);
+        let mut group = watched(None);
         group.committed = Some([(partition(0), Some(of_a(5))), (partition(1), None)].into());
         let without = |id| {
             group
@@ -250,8 +297,7 @@ mod tests {
 
     #[test]
     fn a_partition_that_is_added_is_asked_about_at_once() {
-        let mut group =
-            WatchedGroup::new("g".to_owned(), &["t".to_owned()], watch::channel(Lag::Pending).0);
+        let mut group = watched(None);
         assert!(group.is_due(&topics(&[0], None)), "nothing is known");
         group.committed = Some([(partition(0), None)].into());
         group.ask_at = Instant::now() + Duration::from_secs(3_600);
@@ -261,8 +307,7 @@ mod tests {
 
     #[test]
     fn an_unknown_topic_is_not_an_empty_one() {
-        let mut group =
-            WatchedGroup::new("g".to_owned(), &["t".to_owned()], watch::channel(Lag::Pending).0);
+        let mut group = watched(None);
         group.committed = Some(Committed::new());
         assert_eq!(group.lag(&Topics::new(), &Offsets::new(), &Offsets::new()), None);
         assert_eq!(

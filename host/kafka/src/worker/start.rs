@@ -3,13 +3,14 @@
 
 use std::{sync::Arc, time::Instant};
 
-use oncebox_model::inbox::{PartitionInbox, PartitionInboxError};
+use oncebox_model::inbox::{OpenAt, Opened, PartitionInbox, PartitionInboxError, ServerRun};
 
 use super::{ExpectedOffset, PartitionWorker};
 use crate::{
     client::Client,
     error::ConsumerError,
     metric::Labels,
+    offsets::OffsetNote,
     partition::Partition,
     position::{Committed, PartitionStart, Positions, start},
     topic_id::TopicId,
@@ -32,18 +33,25 @@ impl PartitionWorker {
             }
             Some(_) => {}
         }
-        Ok(self.open_inbox().await)
+        match self.open_inbox().await {
+            None => Ok(None),
+            Some(Opened::Ready(inbox)) => {
+                self.note_again(inbox.server()).await;
+                Ok(Some(inbox))
+            }
+            Some(Opened::Behind(_)) => self.rewind().await.map_or(Ok(None), Err),
+        }
     }
 
-    async fn open_inbox(&mut self) -> Option<Box<dyn PartitionInbox>> {
-        let shared = Arc::clone(&self.shared);
-        let (topic, number) =
-            (Arc::clone(&self.state.partition.topic), self.state.partition.number);
+    async fn open_inbox(&mut self) -> Option<Opened> {
+        let inbox = Arc::clone(&self.shared.inbox);
         loop {
-            match shared.inbox.open(&topic, number, self.next).await {
-                Ok(inbox) => {
+            let server = self.noted.as_ref().and_then(|note| note.server.clone());
+            let at = open_at(&self.state.partition, &self.topic_id, self.next, &server);
+            match inbox.open(at).await {
+                Ok(opened) => {
                     self.recovered();
-                    return Some(inbox);
+                    return Some(opened);
                 }
                 Err(PartitionInboxError { pause: Some(pause), .. }) => self.wait(pause).await?,
                 Err(error) => self.back_off("opening the partition's inbox", &error.text).await?,
@@ -63,16 +71,16 @@ impl PartitionWorker {
             self.find_topic_id(Instant::now()).await?;
             positions = self.find_positions().await?;
         }
-        let start = start(&positions, &self.topic_id);
+        let (start, high) = (start(&positions, &self.topic_id), positions.high);
         match start {
-            PartitionStart::Committed(next) => self.note_topic(&positions.committed, next).await,
+            PartitionStart::Committed(_) => {
+                self.noted = positions.committed.map(|committed| committed.note);
+            }
             PartitionStart::Beginning(_) | PartitionStart::MadeAgain { .. } => {}
             PartitionStart::TruncatedBefore { committed, low } => {
                 self.truncated_before(committed, low)
             }
-            PartitionStart::BeyondEnd { committed, low } => {
-                self.beyond_end(committed, low, positions.high)
-            }
+            PartitionStart::BeyondEnd { committed, low } => self.beyond_end(committed, low, high),
         }
         self.advance(start.next());
         self.expected = ExpectedOffset::Resume(self.next);
@@ -102,17 +110,18 @@ impl PartitionWorker {
         Some(())
     }
 
-    /// Commits the topic's id beside an offset that has none, from an earlier version or another
-    /// program. Such an offset counts as valid in any topic, and the next commit may be far off. A
-    /// failure is only logged, since the next record's commit notes the id too.
-    async fn note_topic(&self, committed: &Option<Committed>, next: i64) {
-        if self.topic_id.is_none()
-            || committed.as_ref().is_none_or(|committed| committed.topic_id.is_some())
-        {
+    /// Commits the offset at which the partition was opened once more, where another note belongs
+    /// beside it: the offset is from an earlier version or another program, or was acked in another
+    /// run of the server. Without the topic's id it would count as valid in any topic, and the next
+    /// commit may be far off. A failure is only logged, since the next record's commit has the note
+    /// too.
+    async fn note_again(&self, server: ServerRun) {
+        let note = OffsetNote { topic_id: self.topic_id.clone(), server };
+        if self.noted.as_ref().is_none_or(|noted| *noted == note) {
             return;
         }
         let (shared, generation) = (Arc::clone(&self.shared), self.generation);
-        let offset = (self.state.partition.clone(), next, self.topic_id.clone());
+        let offset = (self.state.partition.clone(), self.next, note);
         let note = move |client: &Client| match shared.offset_tracker.is_ours(&offset.0, generation)
         {
             true => client.commit(&[offset], shared.commit).map_err(|error| error.to_string()),
@@ -122,8 +131,8 @@ impl PartitionWorker {
         let noted = self.shared.client.lookup(note).await;
         if let Err(error) = noted {
             let Labels { tenant, consumer } = &self.shared.labels;
-            tracing::debug!(tenant, consumer, partition = %self.state.partition, error, "topic \
-                id not noted beside the offset");
+            tracing::debug!(tenant, consumer, partition = %self.state.partition, error, "note \
+                beside the offset not replaced");
         }
     }
 
@@ -157,6 +166,77 @@ impl PartitionWorker {
                 }
             }
         }
+    }
+
+    /// Replaces the committed offsets of all partitions that this consumer owns and whose database
+    /// is behind them. Returns the error that ends the consumer, which has to start again, because
+    /// librdkafka already reads from the offset that is replaced. If the host dies before the
+    /// commit, the next host finds the same; after the commit it finds the database's own position.
+    /// Returns none when told to stop.
+    async fn rewind(&mut self) -> Option<ConsumerError> {
+        let shared = Arc::clone(&self.shared);
+        let _only = shared.replacing.lock().await;
+        loop {
+            match self.rewind_assigned().await {
+                Ok(()) => return Some(self.commits_lost()),
+                Err(text) => self.back_off("replacing offsets of lost commits", &text).await?,
+            }
+        }
+    }
+
+    async fn rewind_assigned(&self) -> Result<(), String> {
+        let (shared, lookup, commit) = (&self.shared, self.shared.lookup, self.shared.commit);
+        let assigned = shared.offset_tracker.assigned();
+        let partitions: Vec<_> = assigned.iter().map(|(partition, _)| partition.clone()).collect();
+        let committed = shared.client.lookup(move |client| {
+            client.committed(&partitions, lookup).map_err(|error| error.to_string())
+        });
+        let mut rewound = Vec::new();
+        for ((partition, generation), committed) in assigned.into_iter().zip(committed.await?) {
+            let Some(Committed { offset, note }) = committed else { continue };
+            let at = open_at(&partition, &note.topic_id, offset, &note.server);
+            let behind = shared.inbox.behind(at).await.map_err(|error| error.text)?;
+            if let Some(behind) = behind.filter(|behind| behind.next_offset < offset) {
+                let note = OffsetNote { topic_id: note.topic_id, server: behind.server };
+                rewound.push((generation, offset, (partition, behind.next_offset, note)));
+            }
+        }
+        let ours = Arc::clone(shared);
+        let replace = move |client: &Client| {
+            rewound.retain(|(generation, _, (partition, ..))| {
+                ours.offset_tracker.is_ours(partition, *generation)
+            });
+            let offsets: Vec<_> = rewound.iter().map(|(.., offset)| offset.clone()).collect();
+            match offsets.is_empty() {
+                true => Ok(rewound),
+                false => client.commit(&offsets, commit).map(|()| rewound),
+            }
+            .map_err(|error| error.to_string())
+        };
+        for (_, committed, (partition, next_offset, _)) in shared.client.lookup(replace).await? {
+            self.rewound(&partition, committed, next_offset);
+        }
+        Ok(())
+    }
+
+    /// Returns the error that ends a consumer whose database has lost commits.
+    pub(super) fn commits_lost(&self) -> ConsumerError {
+        ConsumerError::CommitsLost { partition: self.state.partition.to_string() }
+    }
+
+    fn rewound(&self, partition: &Partition, committed: i64, next_offset: i64) {
+        let Labels { tenant, consumer } = &self.shared.labels;
+        self.shared.labels.rewound(partition);
+        tracing::error!(
+            tenant,
+            consumer,
+            topic = &*partition.topic,
+            partition = partition.number,
+            committed,
+            next_offset,
+            "database found behind the committed offset, after a failover, a restored backup or a \
+                crash: reading continues at the position that the database knows"
+        );
     }
 
     async fn ask_topic_id(&self, since: Instant) -> Result<TopicId, String> {
@@ -242,5 +322,21 @@ impl PartitionWorker {
             "committed offset found above the high watermark: the topic was truncated, or made \
                 again by brokers without topic ids; reading continues at the low watermark"
         );
+    }
+}
+
+/// Returns the request to open a partition at an offset with that note.
+fn open_at(
+    partition: &Partition,
+    topic_id: &TopicId,
+    next_offset: i64,
+    server: &ServerRun,
+) -> OpenAt {
+    OpenAt {
+        topic: Arc::clone(&partition.topic),
+        topic_id: topic_id.clone(),
+        partition: partition.number,
+        next_offset,
+        server: server.clone(),
     }
 }

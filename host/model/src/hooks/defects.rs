@@ -44,6 +44,8 @@ defects! {
     TopicIdIgnored = "topic_id_ignored",
     /// Commits leave out the topic's id.
     TopicIdNotNoted = "topic_id_not_noted",
+    /// A server that may have lost commits counts as the one that confirmed them.
+    ServerUnchecked = "server_unchecked",
     /// A host without its database stays in the group.
     CutOffStays = "cut_off_stays",
     /// The mark of a start is written after the start.

@@ -4,10 +4,9 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail};
-use futures::{FutureExt, future::BoxFuture};
 use oncebox_control::{Consumer, RunMode};
-use oncebox_inbox::{ConsumerInbox, PartitionInbox, Sessions, replay, retry};
-use oncebox_kafka::{Drained, PartitionInboxError};
+use oncebox_inbox::{ConsumerInbox, PartitionReceiver, Sessions, replay, retry};
+use oncebox_kafka::Drained;
 use oncebox_model::{
     BreakerState,
     handler::Handlers,
@@ -116,7 +115,7 @@ impl ConsumerRuntime {
         };
         let reading = match work {
             RunMode::Consume => {
-                let kafka_inbox = Arc::new(KafkaInbox(inbox.clone()));
+                let kafka_inbox = Arc::new(PartitionReceiver(inbox.clone()));
                 Some(IdleConsumer::start(
                     host.idle_limits.clone(),
                     config,
@@ -232,27 +231,6 @@ impl ConsumerRuntime {
         let (drained, workers) = tokio::join!(reading, workers);
         let shadows = tokio::time::timeout(within, self.inbox.finish_shadows()).await;
         drained == Drained::Clean && workers.is_ok() && shadows.is_ok()
-    }
-}
-
-/// A consumer's inbox, as the receiver of its Kafka records.
-struct KafkaInbox(Arc<ConsumerInbox>);
-
-impl oncebox_kafka::Inbox for KafkaInbox {
-    fn open(
-        &self,
-        topic: &str,
-        partition: i32,
-        next_offset: i64,
-    ) -> BoxFuture<'_, Result<Box<dyn oncebox_kafka::PartitionInbox>, PartitionInboxError>> {
-        let topic = topic.to_owned();
-        async move {
-            let opened = PartitionInbox::open(self.0.clone(), &topic, partition, next_offset).await;
-            opened
-                .map(|inbox| Box::new(inbox) as Box<dyn oncebox_kafka::PartitionInbox>)
-                .map_err(PartitionInboxError::from)
-        }
-        .boxed()
     }
 }
 

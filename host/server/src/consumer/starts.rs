@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Result, bail};
 use futures::{FutureExt, future::BoxFuture};
 use oncebox_control::{Consumer, Control, Start, StartTurn};
-use oncebox_kafka::{Inbox, PartitionInbox, PartitionInboxError};
+use oncebox_kafka::{Behind, Inbox, OpenAt, Opened, PartitionInboxError};
 use oncebox_model::InboxError;
 use tokio::{
     sync::{Mutex, OwnedSemaphorePermit, Semaphore},
@@ -274,17 +274,15 @@ impl Proving {
 }
 
 impl Inbox for Proving {
-    fn open(
-        &self,
-        topic: &str,
-        partition: i32,
-        next_offset: i64,
-    ) -> BoxFuture<'_, Result<Box<dyn PartitionInbox>, PartitionInboxError>> {
-        let topic = topic.to_owned();
+    fn open(&self, at: OpenAt) -> BoxFuture<'_, Result<Opened, PartitionInboxError>> {
         async move {
             self.prove().await;
-            self.inbox.open(&topic, partition, next_offset).await
+            self.inbox.open(at).await
         }
         .boxed()
+    }
+
+    fn behind(&self, at: OpenAt) -> BoxFuture<'_, Result<Option<Behind>, PartitionInboxError>> {
+        self.inbox.behind(at)
     }
 }

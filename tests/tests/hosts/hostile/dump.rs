@@ -9,6 +9,7 @@ const OWN_BUSINESS: &[&str] = &[
     "oncebox.host",
     "oncebox.host_consumer",
     "oncebox.probation",
+    "oncebox.partition_position",
     // What the host survived of starting a consumer.
     "oncebox.consumer_start",
     "oncebox.start_mark",

@@ -63,12 +63,12 @@ impl Home {
 
     /// Returns the superuser's password, which it makes up on first use; its file is whole or
     /// absent.
-    pub(super) fn password(&self) -> Result<String> {
+    pub(super) fn password(&self, options: &PostgresOptions) -> Result<String> {
         let path = self.dir.join("password");
         if let Ok(password) = fs::read_to_string(&path) {
             return Ok(password.trim_end().to_owned());
         }
-        let password = hex::encode(rand::random::<[u8; 16]>());
+        let password = first_password(options);
         self.write_password(&path, &password)
             .with_context(|| format!("failed to write `{}`", path.display()))?;
         Ok(password)
@@ -84,7 +84,7 @@ impl Home {
     }
 
     /// Creates the cluster beside its place and renames it, so that `data` is whole or absent.
-    pub(super) fn create_cluster(&self) -> Result<()> {
+    pub(super) fn create_cluster(&self, options: &PostgresOptions) -> Result<()> {
         if self.data().exists() {
             return Ok(());
         }
@@ -93,27 +93,34 @@ impl Home {
             fs::remove_dir_all(&unfinished)
                 .with_context(|| format!("failed to remove `{}`", unfinished.display()))?;
         }
-        let mut initdb = self.command("initdb");
-        initdb.arg("-D").arg(&unfinished).arg("--pwfile").arg(self.dir.join("password"));
-        initdb.args([
-            "--username",
-            SUPERUSER,
-            "--auth",
-            "scram-sha-256",
-            "--encoding",
-            "UTF8",
-            "--locale",
-            "C",
-            "--no-sync",
-        ]);
-        let output = initdb.output().context("failed to run `initdb`")?;
+        let (program, mut creating) = self.creating(options);
+        creating.arg("-D").arg(&unfinished).arg("--no-sync");
+        let output = creating.output().with_context(|| format!("failed to run `{program}`"))?;
         ensure!(
             output.status.success(),
-            "`initdb` failed: {}",
+            "`{program}` failed: {}",
             String::from_utf8_lossy(&output.stderr).trim_end()
         );
         sync_file_system(&unfinished)?;
         fs::rename(&unfinished, self.data()).context("failed to move the new cluster to its place")
+    }
+
+    /// Returns the command that creates the cluster, and its name.
+    fn creating(&self, _options: &PostgresOptions) -> (&'static str, Command) {
+        #[cfg(feature = "test-hooks")]
+        if let Some(source) = &_options.copy_of {
+            let mut copy = self.command("pg_basebackup");
+            copy.args(["-d", &source.url, "--checkpoint=fast", "--wal-method=stream"]);
+            if source.follows {
+                copy.arg("--write-recovery-conf");
+            }
+            return ("pg_basebackup", copy);
+        }
+        let mut initdb = self.command("initdb");
+        initdb.arg("--pwfile").arg(self.dir.join("password"));
+        initdb.args(["--username", SUPERUSER, "--auth", "scram-sha-256"]);
+        initdb.args(["--encoding", "UTF8", "--locale", "C"]);
+        ("initdb", initdb)
     }
 
     /// Ends a server that was left over in this folder. This process holds the lock, so such a
@@ -213,6 +220,17 @@ impl Home {
         std::os::unix::fs::chown(path, Some(uid), Some(gid))
             .with_context(|| format!("failed to change the owner of `{}`", path.display()))
     }
+}
+
+/// Returns the superuser's password of a new cluster; a copy has that of its source.
+fn first_password(_options: &PostgresOptions) -> String {
+    #[cfg(feature = "test-hooks")]
+    if let Some(source) = &_options.copy_of
+        && let Some((_, password)) = source.url.split('@').next().and_then(|us| us.rsplit_once(':'))
+    {
+        return password.to_owned();
+    }
+    hex::encode(rand::random::<[u8; 16]>())
 }
 
 /// Takes the lock of a folder, which has one owner at a time. Without it, a second `postgres` on

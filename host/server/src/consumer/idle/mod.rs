@@ -19,7 +19,9 @@ use std::{
 
 use futures::{FutureExt, future::BoxFuture};
 use oncebox_inbox::Sessions;
-use oncebox_kafka::{ConsumerConfig, ConsumerError, Drained, Inbox, Watchers, start_consumer};
+use oncebox_kafka::{
+    ConsumerConfig, ConsumerError, Drained, Inbox, ServerRun, Watchers, start_consumer,
+};
 use tokio::{
     sync::{Semaphore, watch},
     time::timeout,
@@ -81,6 +83,8 @@ pub(crate) trait InboxDatabase: Send + Sync {
     fn silent_for(&self) -> Option<Duration>;
     /// Asks the database, and returns whether it answers.
     fn answers(&self) -> BoxFuture<'_, bool>;
+    /// Returns the run of its server, as it changes.
+    fn server(&self) -> watch::Receiver<ServerRun>;
 }
 
 impl InboxDatabase for Sessions {
@@ -90,6 +94,10 @@ impl InboxDatabase for Sessions {
 
     fn answers(&self) -> BoxFuture<'_, bool> {
         self.is_in_reach().boxed()
+    }
+
+    fn server(&self) -> watch::Receiver<ServerRun> {
+        self.server()
     }
 }
 
@@ -128,7 +136,11 @@ impl IdleConsumer {
             // consumer of its brokers.
             false => None,
         };
-        let watched = if never_closes { None } else { Some(limits.watchers.watch(&config)?) };
+        let watched = if never_closes {
+            None
+        } else {
+            Some(limits.watchers.watch(&config, database.server())?)
+        };
         let (drain, drain_asked) = watch::channel(None);
         let (end, ended) = watch::channel(None);
         let is_open = Arc::new(AtomicBool::new(first.is_some()));

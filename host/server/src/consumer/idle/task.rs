@@ -273,7 +273,7 @@ impl IdleTask {
 
     /// Returns a watch of the group's lag, if the whole group has read everything.
     async fn nothing_left(&self) -> Option<LagWatch> {
-        let mut watched = self.limits.watchers.watch(&self.config).ok()?;
+        let mut watched = self.limits.watchers.watch(&self.config, self.database.server()).ok()?;
         matches!(watched.first(FIRST_LOOK).await, Lag::CaughtUp { .. }).then_some(watched)
     }
 

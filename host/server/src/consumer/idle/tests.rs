@@ -7,7 +7,7 @@ use std::{
 
 use futures::{FutureExt, future::BoxFuture};
 use oncebox_devkit::local::broker::MockBroker;
-use oncebox_kafka::{PartitionInbox, PartitionInboxError, Timing};
+use oncebox_kafka::{OpenAt, Opened, PartitionInbox, PartitionInboxError, ServerRun, Timing};
 use oncebox_model::{policy, record::Record};
 use rdkafka::{
     ClientConfig,
@@ -40,14 +40,9 @@ impl Seen {
 struct Counting(Arc<Seen>);
 
 impl Inbox for Counting {
-    fn open(
-        &self,
-        _: &str,
-        _: i32,
-        _: i64,
-    ) -> BoxFuture<'_, Result<Box<dyn PartitionInbox>, PartitionInboxError>> {
+    fn open(&self, _: OpenAt) -> BoxFuture<'_, Result<Opened, PartitionInboxError>> {
         self.0.opened.fetch_add(1, Ordering::SeqCst);
-        let partition: Box<dyn PartitionInbox> = Box::new(Self(self.0.clone()));
+        let partition = Opened::Ready(Box::new(Self(self.0.clone())));
         async move { Ok(partition) }.boxed()
     }
 }
@@ -62,6 +57,10 @@ impl InboxDatabase for InReach {
 
     fn answers(&self) -> BoxFuture<'_, bool> {
         async { true }.boxed()
+    }
+
+    fn server(&self) -> watch::Receiver<ServerRun> {
+        watch::Sender::default().subscribe()
     }
 }
 
