@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs what the build (`host`), the suite (`tests`) and the examples in other languages (`typescript`,
-# `javascript`, `python`, `go`, `c`) need and the machine lacks. Safe to run again, as root or as a user
-# with sudo. Debian and Ubuntu by apt; elsewhere it says what to install.
+# Installs what the build (`host`), the suite (`tests`), `release.sh` (`release`) and the examples in other
+# languages (`typescript`, `javascript`, `python`, `go`, `c`) need and the machine lacks. Safe to run again, as
+# root or as a user with sudo. Debian and Ubuntu by apt; elsewhere it says what to install.
 set -euo pipefail
 
 missing=()
@@ -21,6 +21,11 @@ for part in "$@"; do
         need libssl-dev pkg-config --exists openssl
         need zlib1g-dev pkg-config --exists zlib
         need postgresql eval 'ls /usr/lib/postgresql/*/bin/initdb || command -v initdb'
+        ;;
+    release)
+        need dpkg-dev has dpkg-shlibdeps
+        need npm has npm
+        need python3 has python3
         ;;
     tests)
         need default-jdk-headless has java
