@@ -676,6 +676,9 @@ CREATE TABLE oncebox.partition_position (
     -- Kafka's id of the topic. Null: the brokers have none.
     topic_id              text,
     next_offset           bigint NOT NULL,
+    -- Number of the last opening of the partition, by chance. A database that lacks it has lost
+    -- the opening.
+    opening               bigint NOT NULL,
     PRIMARY KEY (consumer_id, topic, partition)
 );
 

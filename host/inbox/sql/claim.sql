@@ -326,9 +326,11 @@ BEGIN
     ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS v_claimed = ROW_COUNT;
 
+    -- Only the opening of a partition sets its position back: a host that lost it may be late.
     IF p_position IS NOT NULL THEN
         UPDATE oncebox.partition_position p SET next_offset = p_position
-        WHERE p.consumer_id = p_consumer AND p.topic = p_topic AND p.partition = p_partition;
+        WHERE p.consumer_id = p_consumer AND p.topic = p_topic AND p.partition = p_partition
+          AND p.next_offset < p_position;
     END IF;
 
     -- One answer for each id.

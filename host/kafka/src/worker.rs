@@ -188,12 +188,16 @@ impl PartitionWorker {
         if self.stop.requested.is_cancelled() {
             return Ok(false);
         }
-        if self.pending.is_empty() {
+        while self.pending.is_empty() {
             let record = tokio::select! {
                 biased;
                 () = self.stop.requested.cancelled() => None,
                 record = self.records.recv() => record,
-                _ = inbox.idle() => return Err(self.commits_lost()),
+                whole = inbox.idle() => {
+                    whole.map_err(|_| self.commits_lost())?;
+                    self.note_again(inbox.server()).await;
+                    continue;
+                }
             };
             let Some(record) = record else { return Ok(false) };
             self.take(record).await?;
@@ -250,13 +254,16 @@ impl PartitionWorker {
     }
 
     /// Stores an offset, and logs if it is not stored.
-    fn store(&self, next: i64, count: usize, server: ServerRun) {
+    fn store(&mut self, next: i64, count: usize, server: ServerRun) {
         let WorkerContext { client, offset_tracker, labels, .. } = &*self.shared;
         let Labels { tenant, consumer } = labels;
         let partition = &self.state.partition;
         let note = OffsetNote { topic_id: self.topic_id.clone(), server };
         match offset_tracker.store(&**client, partition, self.generation, next, &note) {
-            Stored::Yes => self.state.meters.acked.increment(count as u64),
+            Stored::Yes => {
+                self.state.meters.acked.increment(count as u64);
+                self.noted = Some(note);
+            }
             Stored::NotOurs => {
                 tracing::info!(tenant, consumer, %partition, next, "records settled after the \
                     partition was given up; not acked");

@@ -74,9 +74,14 @@ pub trait PartitionInbox: Send {
         Box::pin(std::future::ready(()))
     }
 
-    /// Watches the partition while there is no record to process. It ends only where the database
-    /// has lost commits of the partition. The worker drops the future when a record arrives.
-    fn idle(&mut self) -> BoxFuture<'_, PartitionInboxError> {
+    /// Watches the partition while there is no record to process. It ends where the database is in
+    /// another run of its server that has all commits of the partition. The worker drops the future
+    /// when a record arrives.
+    ///
+    /// # Errors
+    ///
+    /// A [`PartitionInboxError`] when the database has lost commits of the partition.
+    fn idle(&mut self) -> BoxFuture<'_, Result<(), PartitionInboxError>> {
         Box::pin(std::future::pending())
     }
 

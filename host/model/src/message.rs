@@ -7,6 +7,11 @@ use crate::{payload_key::PayloadKey, record::Record, reference::FetchedPayload};
 /// Begin of the id of a record that could not be decoded; its position follows.
 pub const UNDECODABLE: &str = "undecodable:";
 
+/// Returns the id under which a record is parked where its message's own cannot be used.
+pub fn undecodable_id(record: &Record) -> String {
+    format!("{UNDECODABLE}{}", record.position())
+}
+
 /// A decoded message: a record whose identity and event type are known.
 #[derive(Debug, Clone)]
 pub struct Message {
@@ -45,7 +50,7 @@ impl Message {
     /// the source.
     pub fn undecodable(record: &Record, key: &PayloadKey) -> Self {
         Self {
-            id: format!("{UNDECODABLE}{}", record.position()),
+            id: undecodable_id(record),
             source: record.topic.to_string(),
             event_type: String::new(),
             event_version: None,

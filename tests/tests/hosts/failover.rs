@@ -57,17 +57,33 @@ async fn a_server_that_has_everything_is_not_read_again() {
     let mut cluster = Cluster::start().await.unwrap();
     let fixture = fixture(&cluster, false).await.unwrap();
     let host = fixture.start_ready("a", &[]).await.unwrap();
-    for round in 0..2 {
+    const WHOLE: &str = "it has all commits of the partition";
+    let loads = [
+        Load::of([Work::Pay; 40]).named("new"),
+        Load::of([Work::Fails(2); 20]).named("failing"),
+        // Nothing but duplicates.
+        Load::of([Work::Pay; 40]).named("new"),
+    ];
+    for (round, load) in loads.iter().enumerate() {
         cluster.prepare(Successor::Itself).await.unwrap();
-        let load = Load::of([Work::Pay; 40]).named(&format!("{round}"));
-        fixture.send(&load).await.unwrap();
-        fixture.until(EFFECTS, round * 40 + 20).await.unwrap();
+        fixture.open_accounts(load).await.unwrap();
+        fixture.send(load).await.unwrap();
+        if round == 0 {
+            fixture.until(EFFECTS, 20).await.unwrap();
+        } else {
+            fixture.wait_settled().await.unwrap();
+        }
+        let checked = host.log_lines(WHOLE);
         cluster.fail_over().await.unwrap();
         cluster.heal();
+        let deadline = Instant::now() + DEADLINE;
+        while host.log_lines(WHOLE) == checked {
+            assert!(Instant::now() < deadline, "nobody looked whether commits are lost");
+            sleep(Duration::from_millis(50)).await;
+        }
         fixture.wait_settled().await.unwrap();
     }
     fixture.check().await.unwrap();
-    host.wait_log("it has all commits of the partition").await.unwrap();
     assert_eq!(host.sum("oncebox_kafka_rewinds_total").await.unwrap_or(0.0), 0.0);
     assert_eq!(host.log_lines("database found behind"), 0);
     host.stop().await.unwrap();

@@ -44,12 +44,11 @@ async fn a_partition_opens_where_the_database_stands() {
     assert!(server.is_some() && server != other);
     // The same server, or nobody's word: the offset counts, and is noted.
     assert_eq!(opened(&inbox, at(9, None, &server)).await, Ok(server.clone()));
-    assert_eq!(opened(&inbox, at(6, None, &None)).await, Ok(server.clone()));
+    assert_eq!(opened(&inbox, at(6, Some("its id"), &None)).await, Ok(server.clone()));
     assert_eq!(fixture.number(POSITION).await, 6);
     // Another server, which the present one may be behind.
     let behind = |next_offset| Behind { next_offset, server: server.clone() };
-    for topic_id in [None, Some("of another topic")] {
-        let known = if topic_id.is_none() { 6 } else { 0 };
+    for (topic_id, known) in [(None, 6), (Some("its id"), 6), (Some("of another topic"), 0)] {
         let asked = inbox.behind(at(7, topic_id, &other)).await.unwrap();
         assert_eq!(asked, Some(behind(known)), "{topic_id:?}");
         assert_eq!(opened(&inbox, at(7, topic_id, &other)).await, Err(behind(known)));

@@ -21,7 +21,7 @@ use crate::{
     },
     batch::{
         abort::Abort,
-        claim::{ClaimOutcome, ClaimRequest, InitialStatus, claim},
+        claim::{ClaimOutcome, ClaimRequest, Claimant, InitialStatus, claim},
         commit::commit,
         complete::{Completion, Execution, Lease, complete},
         routed::Routed,
@@ -293,7 +293,7 @@ impl ConsumerInbox {
             let is_ours = self.resume(transaction, generation, id, lease.epoch).await?;
             return Ok(is_ours.then_some(ClaimOutcome::New));
         }
-        let claimant = self.claimant(generation);
+        let claimant = Claimant { is_front: true, ..self.claimant(generation) };
         let claims = claim(transaction, claimant, &[request], InitialStatus::Completed).await?;
         Ok(claims.into_iter().next())
     }

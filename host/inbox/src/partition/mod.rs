@@ -104,8 +104,8 @@ impl oncebox_model::inbox::PartitionInbox for PartitionInbox {
         self.process(records).map_err(PartitionInboxError::from).boxed()
     }
 
-    fn idle(&mut self) -> BoxFuture<'_, PartitionInboxError> {
-        self.watch_server().map(PartitionInboxError::from).boxed()
+    fn idle(&mut self) -> BoxFuture<'_, Result<(), PartitionInboxError>> {
+        self.watch_server().map_err(PartitionInboxError::from).boxed()
     }
 
     fn batch_max(&self) -> usize {

@@ -21,7 +21,7 @@ use oncebox_model::{
     error::InboxError,
     hooks::{self, Defect},
     inbox::{Behind, OpenAt, ServerRun},
-    message::Message,
+    message::{Message, undecodable_id},
     policy::Dedup,
 };
 use sqlx::Row;
@@ -36,7 +36,7 @@ use crate::{
 
 /// Interval at which the claims of a partition note its position. After lost commits, the records
 /// of at most that time are read again.
-const NOTE_INTERVAL: Duration = Duration::from_secs(5);
+pub(super) const NOTE_INTERVAL: Duration = Duration::from_secs(5);
 /// Most duplicates in a row, without a new message, before the next claim notes the position.
 const DUPLICATES_MAX: usize = 512;
 
@@ -45,12 +45,14 @@ const DUPLICATES_MAX: usize = 512;
 pub(super) struct Position {
     /// Place of the partition, with the offset and the server run at which it was opened.
     opened: OpenAt,
+    /// Number by which the database knows this opening.
+    opening: i64,
     /// Run of the server that has all commits of the partition. None where nothing is deduplicated,
     /// so that no record may be read again.
     pub(super) server: ServerRun,
-    /// Ids of messages whose rows show that all records since the last note are settled: the row
-    /// that was inserted last, or the note, is as old as every row seen before it.
-    shown_by: Vec<String>,
+    /// Rows that show that all records since the last note are settled. The row that was inserted
+    /// last, like the note, is younger than every row seen before it.
+    shown_by: ShownBy,
     /// Offset of the first record that is not settled.
     next_offset: i64,
     noted_at: Instant,
@@ -58,10 +60,21 @@ pub(super) struct Position {
     noted: i64,
 }
 
+/// Rows by which a partition's records since the last note are settled.
+#[derive(Debug, Default)]
+struct ShownBy {
+    /// The row that the partition inserted last: its offset, and the ids that it may have.
+    inserted: Option<(i64, [String; 2])>,
+    /// Ids of the duplicates since then.
+    duplicates: Vec<String>,
+}
+
 /// Answer of the database about a partition.
 struct Found {
     /// Offset before which it knows all records as settled; none where it knows nothing.
     next_offset: Option<i64>,
+    /// Number of the partition's last opening.
+    opening: Option<i64>,
     /// Whether it has the rows of all messages that it was asked for.
     has_rows: bool,
     /// Run of the server that answered.
@@ -69,17 +82,25 @@ struct Found {
 }
 
 impl Position {
-    pub(super) fn new(opened: OpenAt, server: ServerRun) -> Self {
+    pub(super) fn new(opened: OpenAt, opening: i64, server: ServerRun) -> Self {
         let next_offset = opened.next_offset;
         let noted_at = Instant::now();
-        Self { opened, server, shown_by: Vec::new(), next_offset, noted_at, noted: next_offset }
+        Self {
+            opened,
+            opening,
+            server,
+            shown_by: ShownBy::default(),
+            next_offset,
+            noted_at,
+            noted: next_offset,
+        }
     }
 
     /// Returns the rules for the transactions of the next turn; none where nothing is deduplicated.
     pub(super) fn turn(&self) -> Option<PartitionTurn> {
         let server = self.server.clone();
-        let notes_position =
-            self.noted_at.elapsed() >= NOTE_INTERVAL || self.shown_by.len() > DUPLICATES_MAX;
+        let notes_position = self.noted_at.elapsed() >= NOTE_INTERVAL
+            || self.shown_by.duplicates.len() > DUPLICATES_MAX;
         server.is_some().then_some(PartitionTurn { server, notes_position })
     }
 
@@ -89,19 +110,31 @@ impl Position {
         turn: Option<&PartitionTurn>,
         claimed: impl Iterator<Item = (&'a Message, &'a ClaimOutcome)> + Clone,
     ) {
-        let Some(turn) = turn else { return };
-        if turn.notes_position
-            && let Some((first, _)) = claimed.clone().next()
-        {
+        let (Some(turn), Some((first, _))) = (turn, claimed.clone().next()) else { return };
+        // A note of the offset that is noted already changes nothing that could be looked for.
+        let is_noted = turn.notes_position && first.record.offset > self.noted;
+        if turn.notes_position {
             self.noted_at = Instant::now();
-            self.noted = first.record.offset;
-            self.shown_by.clear();
+        }
+        if is_noted {
+            self.noted_as(first.record.offset);
         }
         match claimed.clone().filter(|(_, outcome)| outcome.is_ours()).last() {
-            Some((message, _)) => self.shown_by = vec![message.id.clone()],
-            None if turn.notes_position => {}
-            None => self.shown_by.extend(claimed.map(|(message, _)| message.id.clone())),
+            Some((Message { id, record, .. }, _)) => {
+                let inserted = Some((record.offset, [id.clone(), undecodable_id(record)]));
+                self.shown_by = ShownBy { inserted, duplicates: Vec::new() };
+            }
+            None if is_noted => {}
+            None => {
+                self.shown_by.duplicates.extend(claimed.map(|(message, _)| message.id.clone()));
+            }
         }
+    }
+
+    /// Records that the database has noted an offset.
+    pub(super) fn noted_as(&mut self, offset: i64) {
+        self.noted = offset;
+        self.shown_by = ShownBy::default();
     }
 
     /// Records that all records before an offset are settled.
@@ -123,8 +156,10 @@ impl ConsumerInbox {
         position: &Position,
     ) -> Result<(bool, ServerRun), InboxError> {
         let found = self.position(&position.opened, &position.shown_by).await?;
-        let is_behind = found.next_offset.is_none_or(|next_offset| next_offset < position.noted);
-        Ok((found.has_rows && !is_behind, found.server))
+        // Without this opening, the position may be from before a step back.
+        let is_opened = found.opening == Some(position.opening);
+        let is_noted = found.next_offset.is_some_and(|offset| offset >= position.noted);
+        Ok((is_opened && is_noted && found.has_rows, found.server))
     }
 
     /// Returns whether a server other than that of the offset may have lost what was settled before
@@ -143,14 +178,17 @@ impl ConsumerInbox {
     ///
     /// Returns an error where the database does not answer.
     pub(crate) async fn behind(&self, at: &OpenAt) -> Result<Option<Behind>, InboxError> {
-        let found = self.position(at, &[]).await?;
+        if at.server.is_none() || at.server == *self.sessions.server().borrow() {
+            return Ok(None);
+        }
+        let found = self.position(at, &ShownBy::default()).await?;
         let next_offset = found.next_offset.unwrap_or(0);
         let is_behind = self.doubts(at, &found.server) && next_offset < at.next_offset;
         Ok(is_behind.then_some(Behind { next_offset, server: found.server }))
     }
 
-    /// Reads the position of a partition, and whether messages have rows.
-    async fn position(&self, at: &OpenAt, ids: &[String]) -> Result<Found, InboxError> {
+    /// Reads the position of a partition, and whether rows are there.
+    async fn position(&self, at: &OpenAt, shown_by: &ShownBy) -> Result<Found, InboxError> {
         let admission = self.admit_first().await;
         let transaction = self.sessions.begin_admitted(&admission).await?;
         let server = transaction.server().clone();
@@ -160,11 +198,14 @@ impl ConsumerInbox {
             p_topic: &*at.topic,
             p_topic_id: at.topic_id.as_deref(),
             p_partition: at.partition,
-            p_id: ids,
+            p_inserted_offset: shown_by.inserted.as_ref().map(|(offset, _)| *offset),
+            p_inserted_id: shown_by.inserted.as_ref().map(|(_, ids)| &ids[..]),
+            p_id: &shown_by.duplicates,
         });
         let found = transaction.row(query).await.and_then(|row| {
             Ok(Found {
                 next_offset: row.try_get("next_offset")?,
+                opening: row.try_get("opening")?,
                 has_rows: row.try_get("has_rows")?,
                 server,
             })

@@ -57,7 +57,8 @@ impl PartitionInbox {
         consumer: Arc<ConsumerInbox>,
         at: OpenAt,
     ) -> Result<Taken, InboxError> {
-        let (taken, server) = consumer.take_partition(&at).await?;
+        let opening = rand::random();
+        let (taken, server) = consumer.take_partition(&at, opening).await?;
         let suspect = match taken {
             Ok(suspect) => suspect,
             Err(next_offset) => return Ok(Taken::Behind(Behind { next_offset, server })),
@@ -80,7 +81,7 @@ impl PartitionInbox {
             consumer,
             topic: topic.to_string(),
             partition: *partition,
-            position: Position::new(at, server),
+            position: Position::new(at, opening, server),
             probation,
             suspected: 0,
             outages: 0,
@@ -121,6 +122,7 @@ impl ConsumerInbox {
     async fn take_partition(
         &self,
         at: &OpenAt,
+        opening: i64,
     ) -> Result<(Result<bool, i64>, ServerRun), InboxError> {
         let admission = self.admit_first().await;
         let transaction = self.sessions.begin_admitted(&admission).await?;
@@ -132,6 +134,7 @@ impl ConsumerInbox {
             p_topic_id: at.topic_id.as_deref(),
             p_partition: at.partition,
             p_next_offset: at.next_offset,
+            p_opening: opening,
             p_is_doubted: self.doubts(at, &server),
         });
         let taken = transaction.row(query).await.and_then(|row| {

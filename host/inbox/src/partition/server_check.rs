@@ -1,5 +1,5 @@
-//! The check of a partition that is held, in another run of the server than that of its last
-//! transaction.
+//! A partition that is held: its position is noted while nothing comes, and another run of the
+//! server than that of its last transaction is checked.
 
 use std::time::Duration;
 
@@ -10,15 +10,16 @@ use oncebox_model::{
 };
 use tokio::time::sleep;
 
-use super::PartitionInbox;
+use super::{PartitionInbox, position::NOTE_INTERVAL};
 
-/// Pause between two checks of a server that does not answer.
+/// Pause before a check of a server.
 const CHECK_AGAIN: Duration = Duration::from_secs(1);
 
 impl PartitionInbox {
-    /// Waits until another server answers than the one that has all commits of the partition, and
-    /// checks what it has. Returns the error of one that has lost commits.
-    pub(super) async fn watch_server(&mut self) -> InboxError {
+    /// Watches the partition while there is no record to process. Ends once another server answers
+    /// than the one that had all commits of the partition, and says whether it has them too.
+    pub(super) async fn watch_server(&mut self) -> Result<(), InboxError> {
+        self.note_at_rest().await;
         let mut present = self.consumer.sessions.server();
         loop {
             let known = self.position.server.clone();
@@ -31,14 +32,30 @@ impl PartitionInbox {
             if present.wait_for(is_other).await.is_err() {
                 return std::future::pending().await; // the sessions live as long as the consumer
             }
+            // Two servers may answer in turn for a while.
+            sleep(CHECK_AGAIN).await;
             match self.check_server().await {
-                Ok(()) => {}
-                Err(error @ InboxError::CommitsLost { .. }) => return error,
+                Ok(()) => return Ok(()),
+                Err(error @ InboxError::CommitsLost { .. }) => return Err(error),
                 Err(error) => {
                     tracing::debug!(%error, "the database does not say what it has; asked again");
-                    sleep(CHECK_AGAIN).await;
                 }
             }
+        }
+    }
+
+    /// Notes the position of a partition to which nothing has come for a while. Its last rows may
+    /// be removed before more comes.
+    pub(super) async fn note_at_rest(&mut self) {
+        let Some(next_offset) = self.position.unnoted() else { return };
+        sleep(NOTE_INTERVAL).await;
+        let mut admission = self.consumer.admit_first().await;
+        admission.hold_to(self.position.turn());
+        let Self { consumer, topic, partition, .. } = self;
+        let noted = consumer.partition_cleared(&admission, topic, *partition, Some(next_offset));
+        match noted.await {
+            Ok(()) => self.position.noted_as(next_offset),
+            Err(error) => tracing::debug!(%error, "position not noted; the next claim notes it"),
         }
     }
 

@@ -110,26 +110,26 @@ impl PartitionWorker {
         Some(())
     }
 
-    /// Commits the offset at which the partition was opened once more, where another note belongs
-    /// beside it: the offset is from an earlier version or another program, or was acked in another
-    /// run of the server. Without the topic's id it would count as valid in any topic, and the next
+    /// Commits the present offset once more, where another note belongs beside it: the offset is
+    /// from an earlier version or another program, or was acked in another run of the server. Without the topic's id it would count as valid in any topic, and the next
     /// commit may be far off. A failure is only logged, since the next record's commit has the note
     /// too.
-    async fn note_again(&self, server: ServerRun) {
+    pub(super) async fn note_again(&mut self, server: ServerRun) {
         let note = OffsetNote { topic_id: self.topic_id.clone(), server };
         if self.noted.as_ref().is_none_or(|noted| *noted == note) {
             return;
         }
         let (shared, generation) = (Arc::clone(&self.shared), self.generation);
-        let offset = (self.state.partition.clone(), self.next, note);
-        let note = move |client: &Client| match shared.offset_tracker.is_ours(&offset.0, generation)
-        {
-            true => client.commit(&[offset], shared.commit).map_err(|error| error.to_string()),
-            // The present owner may have got further.
-            false => Ok(()),
-        };
-        let noted = self.shared.client.lookup(note).await;
-        if let Err(error) = noted {
+        let offset = (self.state.partition.clone(), self.next, note.clone());
+        let commit =
+            move |client: &Client| match shared.offset_tracker.is_ours(&offset.0, generation) {
+                true => client.commit(&[offset], shared.commit).map_err(|error| error.to_string()),
+                // The present owner may have got further.
+                false => Ok(()),
+            };
+        let committed = self.shared.client.lookup(commit).await;
+        self.noted = Some(note);
+        if let Err(error) = committed {
             let Labels { tenant, consumer } = &self.shared.labels;
             tracing::debug!(tenant, consumer, partition = %self.state.partition, error, "note \
                 beside the offset not replaced");
@@ -175,7 +175,10 @@ impl PartitionWorker {
     /// Returns none when told to stop.
     async fn rewind(&mut self) -> Option<ConsumerError> {
         let shared = Arc::clone(&self.shared);
-        let _only = shared.replacing.lock().await;
+        let _only = tokio::select! {
+            () = self.stop.requested.cancelled() => return None,
+            only = shared.replacing.lock() => only,
+        };
         loop {
             match self.rewind_assigned().await {
                 Ok(()) => return Some(self.commits_lost()),
