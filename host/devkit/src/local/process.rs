@@ -97,6 +97,12 @@ impl Child {
     pub fn kill_with_children(&self, timeout: Duration) -> anyhow::Result<()> {
         let deadline = Instant::now() + timeout;
         self.signal(libc::SIGSTOP);
+        // It may still be starting one when the signal is sent.
+        let is_stopped = |(state, _)| matches!(state, 'T' | 't' | 'Z' | 'X');
+        while !state_and_parent(self.pid).is_none_or(is_stopped) {
+            anyhow::ensure!(Instant::now() < deadline, "the process to be killed does not stop");
+            thread::sleep(Duration::from_millis(1));
+        }
         let children = children_of(self.pid)?;
         for child in &children {
             // SAFETY: plain system call; their parent is stopped and has not reaped them.
