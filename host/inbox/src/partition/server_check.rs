@@ -47,7 +47,8 @@ impl PartitionInbox {
     /// Notes the position of a partition to which nothing has come for a while. Its last rows may
     /// be removed before more comes.
     pub(super) async fn note_at_rest(&mut self) {
-        let Some(next_offset) = self.position.unnoted() else { return };
+        // Duplicates alone are no progress, and leave the partition under suspicion.
+        let Some(next_offset) = self.position.unnoted().filter(|_| self.is_cleared) else { return };
         sleep(NOTE_INTERVAL).await;
         let mut admission = self.consumer.admit_first().await;
         admission.hold_to(self.position.turn());
