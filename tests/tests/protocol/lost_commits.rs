@@ -64,6 +64,24 @@ async fn a_partition_opens_where_the_database_stands() {
     fixture.finish().await;
 }
 
+/// What could go wrong: a host that has lost a partition gives it up late and sets its position back,
+/// so that the next start of the server looks like a loss.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_host_sets_no_position_back() {
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let messages = records(["a", "b", "c", "d"]);
+    let mut late = open(&fixture.host(&consumer), 0).await;
+    assert!(drive(&mut late, &messages[..2]).await.is_empty());
+    let mut present = open(&fixture.host(&consumer), 2).await;
+    assert!(drive(&mut present, &messages[2..]).await.is_empty());
+    present.close().await;
+    assert_eq!(fixture.number(POSITION).await, 4);
+    late.close().await;
+    assert_eq!(fixture.number(POSITION).await, 4);
+    fixture.finish().await;
+}
+
 /// What could go wrong: without deduplication, records that had their effect are read again.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_deduplication_nothing_is_read_again() {
