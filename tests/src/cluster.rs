@@ -90,7 +90,8 @@ impl Cluster {
         }
     }
 
-    /// Kills the primary, and asks `between` while no server is reached. Then its successor is.
+    /// Kills the primary, and makes the server that was prepared the next one. Clients reach none
+    /// until [`Cluster::heal`].
     pub async fn fail_over(&mut self) -> Result<()> {
         self.way.close();
         self.primary.kill()?;

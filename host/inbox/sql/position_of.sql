@@ -1,7 +1,7 @@
 -- Returns the offset before which all records of a partition were settled, as this database knows
 -- it, and the number of its last opening; null: it knows nothing of the partition, or of another
--- topic of that name. Also returns whether rows are there: the one that was inserted for the record at `p_inserted_offset` under one
--- of two ids (null: none was), and one for each of the other ids.
+-- topic of that name. Also returns whether rows are there: the one that was inserted for the record
+-- at `p_inserted_offset` (null: none was) under one of its ids, and one for each of the other ids.
 CREATE OR REPLACE FUNCTION oncebox_host.position_of(
     p_secret bytea, p_consumer int, p_topic text, p_topic_id text, p_partition int,
     p_inserted_offset bigint, p_inserted_id text[], p_id text[])

@@ -1,9 +1,9 @@
 -- Takes a partition at an offset, for a process. Where the caller doubts that this database has all
 -- commits before the offset, and the position that it knows is an earlier one, returns that
 -- position in `behind_at` and takes nothing. Else notes the offset as the position, with the number
--- that the caller gave this opening, and returns in
--- `is_suspect` whether an earlier process took the partition at the same offset and neither made
--- progress nor gave it up, so that the messages there are suspect.
+-- that the caller gave this opening, and returns in `is_suspect` whether an earlier process took the
+-- partition at the same offset and neither made progress nor gave it up, so that the messages there
+-- are suspect.
 CREATE OR REPLACE FUNCTION oncebox_host.take_partition(
     p_secret bytea, p_consumer int, p_topic text, p_topic_id text, p_partition int,
     p_next_offset bigint, p_opening bigint, p_is_doubted boolean)

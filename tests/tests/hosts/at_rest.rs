@@ -179,22 +179,22 @@ async fn the_look_at_what_is_due_is_the_head_of_an_index() {
     let id = consumer.row.consumer_id;
     let asked: Vec<_> = (id..id + 500).map(|id| (id, 2)).collect();
     assert!(
-        poller::due(&fixture.pool, &asked).await.unwrap().is_empty(),
+        poller::due(&fixture.pool, &asked).await.unwrap().0.is_empty(),
         "another retention class"
     );
     let asked: Vec<_> = (id..id + 500).map(|id| (id, consumer.policy.retention.class())).collect();
-    assert_eq!(poller::due(&fixture.pool, &asked).await.unwrap(), [(id, 0)]);
+    assert_eq!(poller::due(&fixture.pool, &asked).await.unwrap().0, [(id, 0)]);
     fixture
         .execute("UPDATE oncebox.inbox SET next_attempt_at = now() + interval '10 minutes'")
         .await;
-    assert!(poller::due(&fixture.pool, &asked).await.unwrap().is_empty(), "not for a while");
+    assert!(poller::due(&fixture.pool, &asked).await.unwrap().0.is_empty(), "not for a while");
     fixture
         .execute(
             "UPDATE oncebox.inbox SET next_attempt_at = now() + interval '500 ms' WHERE \
         message_id = 'm7'",
         )
         .await;
-    let found = poller::due(&fixture.pool, &asked).await.unwrap();
+    let found = poller::due(&fixture.pool, &asked).await.unwrap().0;
     assert!(found.len() == 1 && found[0].0 == id && (1..=500).contains(&found[0].1), "{found:?}");
 
     let mut tx = fixture.pool.begin().await.unwrap();

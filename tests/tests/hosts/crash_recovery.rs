@@ -272,7 +272,7 @@ async fn survive_all(order: &'static str, seeds: Vec<u64>) {
 }
 
 /// The seeds of an environment variable: so many new ones, or those of a list with a comma.
-pub(super) fn seeds(variable: &str, default: usize) -> Vec<u64> {
+fn seeds(variable: &str, default: usize) -> Vec<u64> {
     let wanted = std::env::var(variable).unwrap_or_else(|_| default.to_string());
     if wanted.contains(',') {
         return wanted
@@ -283,6 +283,27 @@ pub(super) fn seeds(variable: &str, default: usize) -> Vec<u64> {
             .collect();
     }
     (0..wanted.parse().unwrap()).map(|_| u64::from(rand::random::<u32>())).collect()
+}
+
+/// Runs seeds, so many at a time. Tells what became of each, and fails with those that failed.
+pub(super) async fn run_seeds<F>(
+    variable: &str,
+    default: usize,
+    at_once: usize,
+    run: impl Fn(u64) -> F + Copy + Send + 'static,
+) where
+    F: Future<Output = Result<String>> + 'static,
+{
+    let runs = stream::iter(seeds(variable, default)).map(|seed| async move {
+        let started = Instant::now();
+        let outcome = aside(move || run(seed)).await;
+        let told = outcome.as_ref().map_or_else(|error| format!("FAILED: {error:#}"), Clone::clone);
+        println!("seed {seed}: {:.1} s, {told}", started.elapsed().as_secs_f64());
+        outcome.map(drop).map_err(|error| format!("seed {seed}: {error:#}"))
+    });
+    let outcomes: Vec<_> = runs.buffer_unordered(at_once).collect().await;
+    let failures: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
+    assert!(failures.is_empty(), "repeat with {variable}=<seed>,\n{}", failures.join("\n\n"));
 }
 
 /// How long a seed makes trouble.

@@ -4,17 +4,16 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use futures::{StreamExt, stream};
 use oncebox_tests::{
     cluster::{Cluster, Successor},
-    host::{HostFixture, HostProcess, Options, aside},
+    host::{HostFixture, HostProcess, Options},
     load::{Load, Work},
     wait::DEADLINE,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use tokio::time::sleep;
 
-use crate::crash_recovery::seeds;
+use crate::crash_recovery::run_seeds;
 
 const EFFECTS: &str = "SELECT count(*) FROM {schema}.ledger_entry";
 const ROWS: &str = "SELECT count(*) FROM oncebox.inbox";
@@ -34,20 +33,7 @@ const MESSAGES: usize = 240;
 /// comma, which.
 #[tokio::test(flavor = "multi_thread")]
 async fn commits_that_a_failover_lost_have_their_effects_after_it() {
-    let runs = stream::iter(seeds("ONCEBOX_FAILOVER_SEEDS", 3)).map(|seed| async move {
-        let started = Instant::now();
-        let outcome = aside(move || fail_over(seed)).await;
-        let told = outcome.as_ref().map_or_else(|error| format!("FAILED: {error:#}"), Clone::clone);
-        println!("seed {seed}: {:.1} s, {told}", started.elapsed().as_secs_f64());
-        outcome.map(drop).map_err(|error| format!("seed {seed}: {error:#}"))
-    });
-    let outcomes: Vec<_> = runs.buffer_unordered(AT_ONCE).collect().await;
-    let failures: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
-    assert!(
-        failures.is_empty(),
-        "repeat with ONCEBOX_FAILOVER_SEEDS=<seed>,\n{}",
-        failures.join("\n\n")
-    );
+    run_seeds("ONCEBOX_FAILOVER_SEEDS", 3, AT_ONCE, fail_over).await;
 }
 
 /// What could go wrong: a server that only started again, with everything it had, is taken for one
@@ -231,13 +217,13 @@ fn load(random: &mut StdRng) -> Load {
 /// Waits until all messages have rows that are done. What was acked may be missing for a while.
 async fn all_done(fixture: &HostFixture, messages: i64) -> Result<()> {
     const DONE: &str = "SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'";
-    let deadline = tokio::time::Instant::now() + DEADLINE;
+    let deadline = Instant::now() + DEADLINE;
     loop {
         let done = fixture.number(DONE).await.unwrap_or(0);
         if done >= messages {
             return Ok(());
         }
-        if tokio::time::Instant::now() > deadline {
+        if Instant::now() > deadline {
             return fixture
                 .violated(format!("messages are lost: {done} of {messages} have their effect"));
         }

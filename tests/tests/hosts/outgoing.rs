@@ -22,7 +22,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::crash_recovery::seeds;
+use crate::crash_recovery::run_seeds;
 
 /// Scenarios side by side; each has up to two hosts.
 const AT_ONCE: usize = 3;
@@ -94,20 +94,7 @@ async fn dies_at(point: &'static str) -> Result<()> {
 /// comma such as `17,`, which.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_key_is_sent_in_order_and_has_each_effect_once_whoever_dies() {
-    let runs = stream::iter(seeds("ONCEBOX_OUTGOING_SEEDS", 5)).map(|seed| async move {
-        let started = Instant::now();
-        let outcome = aside(move || survive(seed)).await;
-        let told = outcome.as_ref().map_or_else(|error| format!("{error:#}"), ToString::to_string);
-        println!("seed {seed}: {:.1} s, {told}", started.elapsed().as_secs_f64());
-        outcome.map(drop).map_err(|error| format!("seed {seed}: {error:#}"))
-    });
-    let outcomes: Vec<_> = runs.buffer_unordered(AT_ONCE).collect().await;
-    let failures: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
-    assert!(
-        failures.is_empty(),
-        "repeat with ONCEBOX_OUTGOING_SEEDS=<seed>,\n{}",
-        failures.join("\n\n")
-    );
+    run_seeds("ONCEBOX_OUTGOING_SEEDS", 5, AT_ONCE, survive).await;
 }
 
 /// Kills two hosts in turns that are drawn, while orders come. Returns what happened, for readers.

@@ -24,14 +24,6 @@ use crate::{
 /// where that is more.
 const PROBATION_MESSAGES: usize = 64;
 
-/// Result of the opening of a partition.
-pub(super) enum Taken {
-    /// It is open.
-    Open(Box<PartitionInbox>),
-    /// The database may have lost commits, and nothing was opened.
-    Behind(Behind),
-}
-
 impl PartitionInbox {
     /// Opens a partition that was assigned, at the offset where consumption starts.
     ///
@@ -46,22 +38,21 @@ impl PartitionInbox {
     ) -> Result<Self, InboxError> {
         let topic = topic.into();
         let at = OpenAt { topic, topic_id: None, partition, next_offset, server: None };
-        match Self::open_at(consumer, at).await? {
-            Taken::Open(inbox) => Ok(*inbox),
-            Taken::Behind(_) => Err(InboxError::ServerStarted), // only an offset of a server is
-        }
+        // Only an offset that names a server can be ahead of it.
+        Self::open_at(consumer, at).await?.map_err(|_| InboxError::ServerStarted)
     }
 
-    /// Opens a partition, unless the database may have lost what was settled before the offset.
+    /// Opens a partition. Returns how far the database is behind where it may have lost what was
+    /// settled before the offset; it opens nothing then.
     pub(super) async fn open_at(
         consumer: Arc<ConsumerInbox>,
         at: OpenAt,
-    ) -> Result<Taken, InboxError> {
+    ) -> Result<Result<Self, Behind>, InboxError> {
         let opening = rand::random();
         let (taken, server) = consumer.take_partition(&at, opening).await?;
         let suspect = match taken {
             Ok(suspect) => suspect,
-            Err(next_offset) => return Ok(Taken::Behind(Behind { next_offset, server })),
+            Err(next_offset) => return Ok(Err(Behind { next_offset, server })),
         };
         let OpenAt { topic, partition, next_offset, .. } = &at;
         if suspect {
@@ -77,7 +68,7 @@ impl PartitionInbox {
         let probation = if suspect { on_probation(&consumer) } else { 0 };
         let duplicate_payloads = DuplicatePayloads::default();
         let server = server.filter(|_| consumer.policy.dedup != Dedup::Off);
-        Ok(Taken::Open(Box::new(Self {
+        Ok(Ok(Self {
             consumer,
             topic: topic.to_string(),
             partition: *partition,
@@ -92,7 +83,7 @@ impl PartitionInbox {
             duplicate_payloads,
             clock: DatabaseClock::default(),
             permit: None,
-        })))
+        }))
     }
 
     /// Gives the partition up cleanly: deletes its probation row, and notes its position.

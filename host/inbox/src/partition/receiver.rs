@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures::{FutureExt, TryFutureExt, future::BoxFuture};
 use oncebox_model::inbox::{Behind, Inbox, OpenAt, Opened, PartitionInboxError};
 
-use super::{PartitionInbox, probation::Taken};
+use super::PartitionInbox;
 use crate::consumer::ConsumerInbox;
 
 /// A consumer's inbox, as the receiver of its Kafka records.
@@ -14,9 +14,9 @@ pub struct PartitionReceiver(pub Arc<ConsumerInbox>);
 impl Inbox for PartitionReceiver {
     fn open(&self, at: OpenAt) -> BoxFuture<'_, Result<Opened, PartitionInboxError>> {
         PartitionInbox::open_at(self.0.clone(), at)
-            .map_ok(|taken| match taken {
-                Taken::Open(inbox) => Opened::Ready(inbox),
-                Taken::Behind(behind) => Opened::Behind(behind),
+            .map_ok(|opened| match opened {
+                Ok(inbox) => Opened::Ready(Box::new(inbox)),
+                Err(behind) => Opened::Behind(behind),
             })
             .map_err(PartitionInboxError::from)
             .boxed()

@@ -46,7 +46,7 @@ impl PartitionInbox {
 
     /// Notes the position of a partition to which nothing has come for a while. Its last rows may
     /// be removed before more comes.
-    pub(super) async fn note_at_rest(&mut self) {
+    async fn note_at_rest(&mut self) {
         // Duplicates alone are no progress, and leave the partition under suspicion.
         let Some(next_offset) = self.position.unnoted().filter(|_| self.is_cleared) else { return };
         sleep(NOTE_INTERVAL).await;

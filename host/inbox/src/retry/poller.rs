@@ -226,7 +226,7 @@ pub async fn release_unblocked(pool: &PgPool, consumers: &[(i32, i16)]) -> Resul
 
 /// Polls a database once, and wakes the workers of consumers with due messages or a replay.
 async fn poll(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
-    let found = match timeout(PATIENCE, due_and_server(pool, &asked(consumers))).await {
+    let found = match timeout(PATIENCE, due(pool, &asked(consumers))).await {
         Ok(Ok((found, server))) => {
             consumers.iter().for_each(|consumer| consumer.sessions.saw_server(&server));
             found
@@ -251,17 +251,13 @@ async fn poll(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
 }
 
 /// Returns the consumers with a message that is due within one polling interval, and in how many
-/// milliseconds. The consumers are given with their retention classes. Each is the head of two
+/// milliseconds, with the run of the server that says so. The consumers are given with their retention classes. Each is the head of two
 /// indexes in the live partitions of its class, however many rows there are.
 ///
 /// # Errors
 ///
 /// Returns an error where the database does not answer.
-pub async fn due(pool: &PgPool, consumers: &[(i32, i16)]) -> Result<Vec<(i32, i64)>, InboxError> {
-    Ok(due_and_server(pool, consumers).await?.0)
-}
-
-async fn due_and_server(
+pub async fn due(
     pool: &PgPool,
     consumers: &[(i32, i16)],
 ) -> Result<(Vec<(i32, i64)>, ServerRun), InboxError> {
