@@ -9,6 +9,9 @@ source scripts/step.sh
 step "install what is missing"
 ./scripts/install.sh host tests
 
+step "the release before, for tests of upgrades"
+./scripts/previous_release.sh
+
 step "build"
 cargo build --workspace --bins --tests
 if [ $# -gt 0 ]; then exec ./scripts/run_tests.py target/tests.log "$@"; fi

@@ -46,6 +46,7 @@ use crate::{
     postgres::{TestDatabase, admin_url},
     program::WorkingDir,
     proxy::Proxy,
+    release::{apart, previous_release, previous_version, run_previous},
     services::target_dir,
     wait::{self, DEADLINE},
 };
@@ -145,6 +146,8 @@ pub struct Options {
     pub own_postgres: Option<String>,
     /// Dead letters are copied to the topic [`HostFixture::copies`].
     pub copies: bool,
+    /// The release before makes the databases and the tenant.
+    pub previous_release: bool,
     /// Hosts reach the databases through proxies, [`HostFixture::ways`].
     pub proxied: bool,
     /// The disk under the inbox can be filled, by [`HostFixture::fill_disk`].
@@ -177,6 +180,7 @@ impl Default for Options {
             own_database: false,
             own_postgres: None,
             copies: false,
+            previous_release: false,
             proxied: false,
             fills: false,
             registry: None,
@@ -271,7 +275,7 @@ impl HostFixture {
     /// One with options.
     pub async fn with(options: Options) -> Result<Self> {
         let (postgres, brokers) = servers(&options).await?;
-        let (database, host_pool) = migrated(&postgres).await?;
+        let (database, host_pool) = migrated(&postgres, options.previous_release).await?;
         let connect: PgConnectOptions = database.url().parse()?;
         let (mut ways, mut host_url) = (Vec::new(), database.url().to_owned());
         if options.proxied {
@@ -279,7 +283,8 @@ impl HostFixture {
             (ways, host_url) = (vec![way], through);
         }
         let own = if options.own_database {
-            Some(migrated(options.own_postgres.as_deref().unwrap_or(&postgres)).await?)
+            let server = options.own_postgres.as_deref().unwrap_or(&postgres);
+            Some(migrated(server, options.previous_release).await?)
         } else {
             None
         };
@@ -296,21 +301,30 @@ impl HostFixture {
 
         let key = MasterKey::generate();
         let control = Control::new(connect, MasterKey::parse(&key)?, "test");
+        let mut own_url = own.as_ref().map(|(own, _)| own.url().to_owned());
+        if let (Some(url), true) = (&mut own_url, options.proxied) {
+            let (way, through) = Proxy::before(url).await?;
+            ways.push(way);
+            *url = through;
+        }
         // The tenant's name is in the group's.
-        let tenant = match &own {
-            Some((own, _)) => {
-                let mut url = own.url().to_owned();
-                if options.proxied {
-                    let (way, through) = Proxy::before(&url).await?;
-                    ways.push(way);
-                    url = through;
-                }
-                control
-                    .tenants()
-                    .create_dedicated(&format!("t-{unique}"), &DatabaseUrl::parse(&url)?)
-                    .await?
+        let name = format!("t-{unique}");
+        let tenant = match &own_url {
+            _ if options.previous_release => {
+                let url = own_url.as_deref().unwrap_or_default();
+                let variables = [
+                    ("ONCEBOX_DATABASE_URL", database.url()),
+                    ("ONCEBOX_MASTER_KEY", &key),
+                    ("ONCEBOX_TENANT_DATABASE_URL", url),
+                ];
+                let variables = if own.is_some() { &variables[..] } else { &variables[..2] };
+                run_previous(&["tenant", "create", &name], variables).await?;
+                control.tenants().get(&name).await?
             }
-            None => control.tenants().create(&format!("t-{unique}")).await?,
+            Some(url) => {
+                control.tenants().create_dedicated(&name, &DatabaseUrl::parse(url)?).await?
+            }
+            None => control.tenants().create(&name).await?,
         };
         let (own, pool) = own.map_or((None, host_pool), |(own, pool)| (Some(own), pool));
         control.tenant_databases().apply_migration(&tenant, "tables", SCHEMA).await?;
@@ -370,6 +384,20 @@ impl HostFixture {
 
     /// Start a host. Its name is its place in the group; the variables go over the usual ones.
     pub fn start(&self, name: &str, variables: &[(&str, &str)]) -> Result<HostProcess> {
+        self.start_program(self.program()?, name, variables)
+    }
+
+    /// Start a host of the release before.
+    pub fn start_previous(&self, name: &str) -> Result<HostProcess> {
+        self.start_program(self.on_servers(previous_release()?), name, &[])
+    }
+
+    fn start_program(
+        &self,
+        mut command: Command,
+        name: &str,
+        variables: &[(&str, &str)],
+    ) -> Result<HostProcess> {
         let log = self.dir.join(format!("{name}.log"));
         let output = File::options()
             .create(true)
@@ -385,7 +413,6 @@ impl HostFixture {
         };
         fs::write(&config, member + &self.options.config)
             .context("failed to write the host's configuration")?;
-        let mut command = self.program()?;
         command
             .arg("serve")
             .env("ONCEBOX_DATABASE_URL", &self.host_url)
@@ -424,17 +451,15 @@ impl HostFixture {
 
     /// The program, on the database of the host and its brokers.
     pub fn program(&self) -> Result<Command> {
-        let mut command = Command::new(program()?);
-        for (variable, _) in
-            std::env::vars().filter(|(variable, _)| variable.starts_with("ONCEBOX_"))
-        {
-            command.env_remove(variable);
-        }
+        Ok(self.on_servers(apart(Command::new(program()?))))
+    }
+
+    fn on_servers(&self, mut command: Command) -> Command {
         command
             .env("ONCEBOX_DATABASE_URL", self.database.url())
             .env("ONCEBOX_KAFKA_BROKERS", &self.brokers)
             .env("ONCEBOX_MASTER_KEY", &self.key);
-        Ok(command)
+        command
     }
 
     /// The URL of the host's database.
@@ -1160,8 +1185,17 @@ pub async fn aside<T: Send + 'static, F: Future<Output = T>>(
 }
 
 /// A database as `oncebox migrate` leaves it.
-async fn migrated(server: &str) -> Result<(TestDatabase, PgPool)> {
-    let database = TestDatabase::create_on(server, &inbox::SOURCE, async |url: &str| {
+async fn migrated(server: &str, by_previous: bool) -> Result<(TestDatabase, PgPool)> {
+    let source = match by_previous {
+        true => format!("release {}", previous_version()),
+        false => inbox::SOURCE.clone(),
+    };
+    let database = TestDatabase::create_on(server, &source, async |url: &str| {
+        if by_previous {
+            let key = MasterKey::generate();
+            let variables = [("ONCEBOX_DATABASE_URL", url), ("ONCEBOX_MASTER_KEY", &key)];
+            return run_previous(&["migrate"], &variables).await;
+        }
         inbox::prepare(&url.parse()?).await
     })
     .await?;

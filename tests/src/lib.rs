@@ -25,6 +25,7 @@ pub mod provider;
 pub mod proxy;
 pub mod registry;
 pub mod relay;
+pub mod release;
 pub mod replay;
 pub mod s3;
 pub mod services;

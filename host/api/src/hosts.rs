@@ -21,6 +21,8 @@ pub struct HostBody {
     pub started_at: DateTime<Utc>,
     /// Time of the last heartbeat.
     pub seen_at: DateTime<Utc>,
+    /// Release that it runs; none for one of 0.1.
+    pub version: Option<String>,
     /// Number of its consumers in each state: `starting`, `idle`, `running`, `stopped`, `failing`.
     pub consumers: BTreeMap<String, usize>,
     /// Consumers that fail on the host.
@@ -44,7 +46,7 @@ impl HostBody {
         runs: &[oncebox_control::HostConsumerStatus],
         names: &BTreeMap<i32, (String, String)>,
     ) -> Self {
-        let oncebox_control::Host { host_id, name, started_at, seen_at } = host;
+        let oncebox_control::Host { host_id, name, started_at, seen_at, version } = host;
         let (mut consumers, mut failing) = (BTreeMap::new(), Vec::new());
         for run in runs.iter().filter(|run| run.host_id == host_id) {
             *consumers.entry(run.state.clone()).or_default() += 1;
@@ -58,7 +60,7 @@ impl HostBody {
                 });
             }
         }
-        Self { host_id, name, started_at, seen_at, consumers, failing }
+        Self { host_id, name, started_at, seen_at, version, consumers, failing }
     }
 }
 

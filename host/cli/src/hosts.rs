@@ -36,10 +36,12 @@ pub(super) async fn run(api: &Api, json: bool) -> Result<()> {
         let consumers: Vec<_> =
             host.consumers.iter().map(|(state, count)| format!("{count} {state}")).collect();
         let (started, seen) = (output::time(host.started_at), output::time(host.seen_at));
-        vec![host.host_id.to_string(), host.name.clone(), started, seen, consumers.join(", ")]
+        let version = host.version.clone().unwrap_or_else(|| "0.1".to_owned());
+        let (id, name) = (host.host_id.to_string(), host.name.clone());
+        vec![id, name, version, started, seen, consumers.join(", ")]
     };
     output::table(
-        &["HOST", "NAME", "STARTED", "SEEN", "CONSUMERS"],
+        &["HOST", "NAME", "VERSION", "STARTED", "SEEN", "CONSUMERS"],
         &hosts.iter().map(cells).collect::<Vec<_>>(),
     );
     for host in &hosts {

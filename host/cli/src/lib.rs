@@ -9,6 +9,7 @@ mod arguments;
 mod server;
 // The host.
 mod keys;
+mod migrate;
 // Authors of handlers.
 mod choose;
 mod new;
@@ -63,7 +64,7 @@ use oncebox_devkit::{
     },
     output,
 };
-use oncebox_server::{Config, config::TelemetrySettings, error_text, logs, serve};
+use oncebox_server::{Config, error_text, logs, serve};
 
 use self::{arguments::Arguments, server::ServerArgs};
 
@@ -88,7 +89,7 @@ enum Command {
     /// Run a host: consume, run handlers, commit, ack
     Serve,
     /// Create the database where it does not exist, and bring it up to date
-    Migrate,
+    Migrate(migrate::MigrateArgs),
     /// The master key
     #[command(subcommand)]
     Keys(keys::KeysCommand),
@@ -274,15 +275,7 @@ async fn run(cli: Cli, arguments: Arguments) -> Result<()> {
             telemetry.end().await;
             served
         }
-        Command::Migrate => {
-            logs::start(&config.log, &TelemetrySettings::default())?;
-            let created = serve::create_database(&config).await?;
-            if let Some(database) = created.filter(|_| !json) {
-                println!("database `{database}` created");
-            }
-            serve::migrate(&config).await?;
-            output::done(json, "the database is up to date")
-        }
+        Command::Migrate(args) => migrate::run(&config, &args, json).await,
         Command::Keys(command) => keys::run(&ready(&config).await?, command, json).await,
         Command::Choose(args) => choose::run(&args, json),
         Command::New(args) => new::run(args, json),

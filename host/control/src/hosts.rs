@@ -39,6 +39,8 @@ pub struct Host {
     pub started_at: DateTime<Utc>,
     /// Time of its last heartbeat.
     pub seen_at: DateTime<Utc>,
+    /// The release that it runs; none for one of 0.1, which does not say it.
+    pub version: Option<String>,
 }
 
 /// Progress of a host with a consumer.
@@ -153,14 +155,14 @@ pub struct Duplicates {
 pub(crate) const HEARTBEAT_TIMEOUT: &str = "interval '10 seconds'";
 
 impl Hosts<'_> {
-    /// Inserts the row of a host that starts, and returns its id.
+    /// Inserts the row of a host of this release that starts, and returns its id.
     ///
     /// # Errors
     /// An error of the host's database.
     pub async fn start(&self, name: &str) -> Result<i64, InboxError> {
-        let insert =
-            sqlx::query_scalar("INSERT INTO oncebox.host (name) VALUES ($1) RETURNING host_id")
-                .bind(name);
+        const START: &str =
+            "INSERT INTO oncebox.host (name, version) VALUES ($1, $2) RETURNING host_id";
+        let insert = sqlx::query_scalar(START).bind(name).bind(env!("CARGO_PKG_VERSION"));
         Ok(insert.fetch_one(&self.0.pool).await?)
     }
 
@@ -212,8 +214,8 @@ impl Hosts<'_> {
     /// An error of the host's database.
     pub async fn list(&self) -> Result<Vec<Host>, InboxError> {
         let list = format!(
-            "SELECT host_id, name, started_at, seen_at FROM oncebox.host WHERE seen_at > now() - \
-                {HEARTBEAT_TIMEOUT} ORDER BY host_id"
+            "SELECT host_id, name, started_at, seen_at, version FROM oncebox.host \
+            WHERE seen_at > now() - {HEARTBEAT_TIMEOUT} ORDER BY host_id"
         );
         Ok(sqlx::query_as(sqlx::AssertSqlSafe(list)).fetch_all(&self.0.pool).await?)
     }

@@ -69,6 +69,7 @@ pub use database::{
     functions::{Functions, SCHEMA_NUMBER},
     migration::Migration,
     migration_bounds::MigrationBounds,
+    plan::{LockTime, MigrationPlan, PlannedLock, PlannedMigration},
     schema,
     statements::check_schema,
     tenant_database::{DatabaseUrl, SourceVersion, TenantDatabase},

@@ -5,8 +5,9 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context, Result};
 use metrics_exporter_prometheus::PrometheusHandle;
 use oncebox_api::Limits;
-use oncebox_control::{Control, schema};
+use oncebox_control::{Control, MigrationPlan, schema};
 use oncebox_kafka::Drained;
+use oncebox_model::InboxError;
 use oncebox_runtime::{RuntimeConfig, WasmRuntime};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -204,6 +205,19 @@ pub async fn create_database(config: &Config) -> Result<Option<String>> {
     let options = config.connect_options()?;
     config.master_key()?;
     schema::create_database(&options).await.context("failed to prepare the database")
+}
+
+/// Returns what [`migrate`] would do, to the host's database and to those that tenants named.
+///
+/// # Errors
+///
+/// Fails if the host's database does not exist or does not answer.
+pub async fn migration_plans(
+    config: &Config,
+) -> Result<Vec<(Option<String>, Result<MigrationPlan, InboxError>)>> {
+    let control = config.control()?;
+    control.check_reach().await.context("failed to read the database")?;
+    Ok(control.tenant_databases().migration_plans().await?)
 }
 
 /// Brings the database up to date and logs the privileges that could not be revoked.

@@ -28,3 +28,4 @@ mod sagas;
 mod schema_registry;
 mod storage;
 mod traces;
+mod upgrade;

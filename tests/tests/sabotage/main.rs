@@ -96,6 +96,7 @@ const PASSED: &str = "a message passed one of its key that was not done";
 const FORGOTTEN: &str = "a message waits for nothing";
 const HOST_HELD_UP: &str = "the host is held up by a tenant's locks";
 const REFUSED: &str = "a kept place is refused";
+const UNUSABLE: &str = "hosts of the release before cannot work on these tables";
 const EMITTED_OTHERS: &str = "outgoing messages are not those of the completed messages";
 const MISCOUNTED: &str = "a job counts other messages than it changed";
 const NOT_WHAT_CAME: &str = "a redriven message is not what came";
@@ -262,6 +263,33 @@ static DEFECTS: &[Defect] = &[
         scenario: "a topic made again",
         sees: LOST,
         made: Made::Switch,
+    },
+    // Migrations that break hosts of the release before
+    Defect {
+        name: "migration_requires_a_column",
+        scenario: "a host of the release before",
+        sees: UNUSABLE,
+        made: Made::Statements("ALTER TABLE oncebox.host ADD COLUMN region text NOT NULL"),
+    },
+    Defect {
+        name: "migration_renames_a_column",
+        scenario: "a host of the release before",
+        sees: UNUSABLE,
+        made: Made::Statements("ALTER TABLE oncebox.consumer RENAME COLUMN revision TO changes"),
+    },
+    Defect {
+        name: "migration_renames_a_function",
+        scenario: "a host of the release before",
+        sees: UNUSABLE,
+        made: Made::Statements("ALTER FUNCTION oncebox_host.claim RENAME TO claim_messages"),
+    },
+    Defect {
+        name: "migration_narrows_a_column",
+        scenario: "a host of the release before",
+        sees: UNUSABLE,
+        made: Made::Statements(
+            "ALTER TABLE oncebox.inbox ADD CONSTRAINT attempts_few CHECK (attempts < 2)",
+        ),
     },
     Defect {
         name: "server_unchecked",
@@ -1022,6 +1050,7 @@ static PROCESSES: &[(&str, Check)] = &[
     ("killed at work", |defect| killed_at_work(defect).boxed_local()),
     ("hand-over", |defect| hand_over(defect).boxed_local()),
     ("a start that ends the host", |defect| start_ends_the_host(defect).boxed_local()),
+    ("a host of the release before", |defect| release_before(defect).boxed_local()),
 ];
 
 /// The same, with hosts whose brokers, database or clients something befalls.
@@ -3168,5 +3197,23 @@ async fn start_ends_the_host(defect: Option<&Defect>) -> Result<()> {
         anyhow::ensure!(Instant::now() < deadline, "it is not quarantined");
         sleep(Duration::from_millis(50)).await;
     }
+    host.stop().await
+}
+
+/// A host of the release before starts on tables that this release has changed.
+async fn release_before(defect: Option<&Defect>) -> Result<()> {
+    let fixture = HostFixture::with(Options { idle_after_ms: 0, ..Options::default() }).await?;
+    if let Some(Made::Statements(statements)) = defect.map(|defect| &defect.made) {
+        fixture.execute(statements).await?;
+    }
+    let host = fixture.start_previous("a")?;
+    let mut load = Load::of([Work::Pay; 10]);
+    [Work::Fails(2); 4].into_iter().for_each(|work| load.push(work));
+    fixture.open_accounts(&load).await?;
+    fixture.send(&load).await?;
+    if let Err(error) = fixture.wait_settled_within(patience(defect)).await {
+        return fixture.violated(format!("{UNUSABLE}: {error:#}"));
+    }
+    fixture.check().await?;
     host.stop().await
 }

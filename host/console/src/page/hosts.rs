@@ -23,6 +23,7 @@ pub(crate) async fn show(visit: Visit) -> Result<Page, Refusal> {
         .map(|host| {
             html! {
                 td { (host.name) }
+                td { (host.version.as_deref().unwrap_or("0.1")) }
                 td { (time(host.started_at)) }
                 td { (time(host.seen_at)) }
                 td { @for (name, count) in &host.consumers { (state(name)) " " (count) " " } }
@@ -30,7 +31,7 @@ pub(crate) async fn show(visit: Visit) -> Result<Page, Refusal> {
         })
         .collect();
     let empty = html! { "No host runs. Start one with " code { "oncebox serve" } "." };
-    let columns = ["Host", "Started", "Last heartbeat", "Consumers"];
+    let columns = ["Host", "Version", "Started", "Last heartbeat", "Consumers"];
     let body = table("Hosts", &columns, &rows, empty);
     Ok(Page::new("Hosts", body).live().same_as(&["hosts"]))
 }

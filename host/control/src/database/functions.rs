@@ -21,7 +21,7 @@ use super::schema::GRANTS;
 /// The number of this program's schema. A release whose migrations or functions differ from those
 /// of the release before has a higher one. Of two programs with one number, the one that starts
 /// last leaves its texts.
-pub const SCHEMA_NUMBER: i32 = 1;
+pub const SCHEMA_NUMBER: i32 = 2;
 
 macro_rules! texts {
     ($($file:literal),+ $(,)?) => {
@@ -157,6 +157,22 @@ impl Functions {
         let is_lower = applied.values().any(|function| function.schema_number < self.schema_number);
         let is_gone = !self.gone(&applied).is_empty();
         Ok(is_lower || is_gone || self.texts.iter().any(|text| differs(text, &applied)))
+    }
+
+    /// Returns the names of the functions that [`apply`](Self::apply) would make, replace or drop.
+    pub(crate) async fn pending(
+        &self,
+        connection: &mut PgConnection,
+    ) -> Result<Vec<String>, InboxError> {
+        let applied = match has_record(connection).await? {
+            true => applied(connection).await?,
+            false => HashMap::new(),
+        };
+        let differing = self.texts.iter().filter(|text| differs(text, &applied));
+        let mut names: Vec<_> = differing.map(|text| name_of(text).to_owned()).collect();
+        names.extend(self.gone(&applied).into_iter().map(str::to_owned));
+        names.sort();
+        Ok(names)
     }
 
     /// Brings the functions of a database to the texts of this program, and grants their
@@ -340,7 +356,23 @@ mod tests {
     }
 
     /// Hashes of released texts, by schema number: each release adds its line.
-    const RELEASED: &[(i32, &str)] = &[];
+    const RELEASED: &[(i32, &str)] =
+        &[(1, "48933e033b968884faf3888fe8ab03a87c3e9a8c04d63c81a68ab8521cda2c63")];
+
+    /// Hashes of released migrations, by number: each release adds its own.
+    const RELEASED_MIGRATIONS: &[(i64, &str)] =
+        &[(1, "a5adcab3768562e89517692dacf49f3ed98f60fb95643e11e35192424af22929")];
+
+    // Danger: a migration is changed after a release, and each database that has it is refused.
+    #[test]
+    fn released_migrations_stay_as_they_are() {
+        for (number, released) in RELEASED_MIGRATIONS {
+            let mut migrations = super::super::schema::MIGRATIONS.iter();
+            let migration = migrations.find(|migration| migration.version == *number);
+            let text = &migration.expect("a released migration").sql;
+            assert_eq!(hex::encode(Sha256::digest(text.as_str())), *released, "{number}");
+        }
+    }
 
     // Danger: a release changes a text under the number of the one before, whose hosts then put the
     // older text back.

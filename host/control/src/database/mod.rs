@@ -8,6 +8,8 @@ pub(crate) mod locks;
 pub mod schema;
 // Functions of the host's schemas, each in its own file.
 pub(crate) mod functions;
+// What an update would change, and which tables it would lock.
+pub(crate) mod plan;
 // The database that holds a tenant's inbox and its tables.
 pub(crate) mod tenant_database;
 // Migrations of a tenant's own tables.

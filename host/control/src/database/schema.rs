@@ -202,21 +202,24 @@ fn explained(error: MigrateError) -> InboxError {
     }
 }
 
+/// Returns the number of the newest migration that a database has; none where it has none.
+pub(crate) async fn newest_migration(
+    connection: &mut PgConnection,
+) -> Result<Option<i64>, InboxError> {
+    const HAS_TABLE: &str = "SELECT to_regclass('oncebox._sqlx_migrations') IS NOT NULL";
+    const NEWEST: &str = "SELECT max(version) FROM oncebox._sqlx_migrations WHERE success";
+    if !sqlx::query_scalar(HAS_TABLE).fetch_one(&mut *connection).await? {
+        return Ok(None);
+    }
+    Ok(sqlx::query_scalar(NEWEST).fetch_one(connection).await?)
+}
+
 /// Returns whether a database lacks migrations or functions of this program. A database that a
 /// newer program has brought up to date is not behind: old code survives such changes.
 pub(crate) async fn is_behind(connection: &mut PgConnection) -> Result<bool, InboxError> {
-    let has_table: bool =
-        sqlx::query_scalar("SELECT to_regclass('oncebox._sqlx_migrations') IS NOT NULL")
-            .fetch_one(&mut *connection)
-            .await?;
-    if !has_table {
-        return Ok(true);
-    }
-    let newest: Option<i64> =
-        sqlx::query_scalar("SELECT max(version) FROM oncebox._sqlx_migrations WHERE success")
-            .fetch_one(&mut *connection)
-            .await?;
-    if newest < MIGRATIONS.iter().map(|migration| migration.version).max() {
+    if newest_migration(connection).await?
+        < MIGRATIONS.iter().map(|migration| migration.version).max()
+    {
         return Ok(true);
     }
     let functions = Functions::of_this_program();

@@ -75,7 +75,7 @@ impl TenantDatabase {
 
     /// Opens a connection for one piece of work, outside the pool. Cancelled work closes its
     /// connection, and a process that is suspended in the middle loses its locks soon.
-    pub(super) async fn connect(&self) -> Result<PgConnection, InboxError> {
+    pub(crate) async fn connect(&self) -> Result<PgConnection, InboxError> {
         let options = self.options.clone().options([
             ("lock_timeout", ABSENCE_MAX_MS),
             ("idle_in_transaction_session_timeout", ABSENCE_MAX_MS),

@@ -1,0 +1,109 @@
+//! `oncebox migrate`, and what it would do.
+
+use anyhow::{Result, bail};
+use chrono::Utc;
+use clap::Args;
+use oncebox_control::{MigrationPlan, PlannedLock};
+use oncebox_devkit::output;
+use oncebox_server::{
+    Config,
+    config::TelemetrySettings,
+    logs,
+    serve::{self, create_database},
+};
+use serde_json::{Value, json};
+
+/// How to migrate.
+#[derive(Args)]
+pub(super) struct MigrateArgs {
+    /// Print what would change, and which tables would be locked for how long; change nothing
+    #[arg(long)]
+    plan: bool,
+}
+
+pub(super) async fn run(config: &Config, args: &MigrateArgs, json: bool) -> Result<()> {
+    logs::start(&config.log, &TelemetrySettings::default())?;
+    if args.plan {
+        return plan(config, json).await;
+    }
+    let created = create_database(config).await?;
+    if let Some(database) = created.filter(|_| !json) {
+        println!("database `{database}` created");
+    }
+    serve::migrate(config).await?;
+    output::done(json, "the database is up to date")
+}
+
+/// Prints the plans. Fails after that where a database could not be read.
+async fn plan(config: &Config, json: bool) -> Result<()> {
+    let plans = serve::migration_plans(config).await?;
+    if json {
+        let all: Vec<Value> = plans
+            .iter()
+            .map(|(tenant, plan)| match plan {
+                Ok(plan) => json!({ "tenant": tenant, "plan": plan }),
+                Err(error) => json!({ "tenant": tenant, "error": error.to_string() }),
+            })
+            .collect();
+        output::json(&all)?;
+    } else {
+        for (tenant, plan) in plans.iter().filter_map(|(t, plan)| Some((t, plan.as_ref().ok()?))) {
+            let database = match tenant {
+                Some(tenant) => format!("the database of tenant `{tenant}`"),
+                None => "the host's database".to_owned(),
+            };
+            print(&database, plan);
+        }
+    }
+    for (tenant, plan) in plans {
+        if let Err(error) = plan {
+            let tenant = tenant.unwrap_or_default();
+            bail!("the database of tenant `{tenant}` could not be read: {error}");
+        }
+    }
+    Ok(())
+}
+
+fn print(database: &str, plan: &MigrationPlan) {
+    if plan.is_newer {
+        println!("{database}: a newer release has brought it up to date; nothing would change");
+        return;
+    }
+    if plan.is_empty() {
+        println!("{database}: up to date");
+        return;
+    }
+    println!("{database}:");
+    let rows: Vec<_> = plan
+        .migrations
+        .iter()
+        .flat_map(|migration| {
+            let name = format!("{:04}_{}", migration.version, migration.name);
+            let none = migration.locks.is_empty();
+            let nothing = none.then(|| vec![name.clone(), "no table".to_owned()]);
+            nothing.into_iter().chain(migration.locks.iter().map(move |lock| row(&name, lock)))
+        })
+        .collect();
+    if !rows.is_empty() {
+        output::table(&["MIGRATION", "LOCKS", "FOR", "SIZE", "WAITS FOR"], &rows);
+    }
+    if !plan.functions.is_empty() {
+        println!("functions, without a lock: {}", plan.functions.join(", "));
+    }
+}
+
+fn row(migration: &str, lock: &PlannedLock) -> Vec<String> {
+    let waits = match (lock.transactions, lock.oldest_since) {
+        (0, _) => "nobody".to_owned(),
+        (count, since) => {
+            let age = since.map(|since| (Utc::now() - since).num_seconds().max(0));
+            let noun = if count == 1 { "transaction" } else { "transactions" };
+            match age {
+                Some(age) => format!("{count} {noun}, the oldest open for {age} s"),
+                None => format!("{count} {noun}"),
+            }
+        }
+    };
+    let (table, time) = (lock.table.clone(), lock.time.words().to_owned());
+    vec![migration.to_owned(), table, time, output::bytes(lock.bytes), waits]
+}

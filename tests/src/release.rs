@@ -1,0 +1,51 @@
+//! The program of the release before, which `scripts/previous_release.sh` builds.
+
+use std::{path::PathBuf, process::Command};
+
+use anyhow::{Context, Result, ensure};
+use tokio::task::spawn_blocking;
+
+use crate::services::target_dir;
+
+/// Its version and its commit.
+const PREVIOUS: &str = include_str!("../previous_release");
+
+/// Version of the release before.
+pub fn previous_version() -> &'static str {
+    PREVIOUS.split_whitespace().next().unwrap_or_default()
+}
+
+/// Program of the release before, without variables of this process that name an Oncebox.
+pub fn previous_release() -> Result<Command> {
+    let program: PathBuf =
+        target_dir().join("releases").join(format!("oncebox-{}", previous_version()));
+    ensure!(
+        program.is_file(),
+        "`{}` is missing; run scripts/previous_release.sh",
+        program.display()
+    );
+    Ok(apart(Command::new(program)))
+}
+
+/// Runs a command of the release before to its end.
+pub async fn run_previous(arguments: &[&str], variables: &[(&str, &str)]) -> Result<()> {
+    let mut command = previous_release()?;
+    command.args(arguments).envs(variables.iter().copied());
+    let output = spawn_blocking(move || command.output()).await?;
+    let output = output.context("failed to run the release before")?;
+    ensure!(
+        output.status.success(),
+        "{arguments:?} of release {}: {}",
+        previous_version(),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(())
+}
+
+/// A command without variables of this process that name an Oncebox.
+pub(crate) fn apart(mut command: Command) -> Command {
+    for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("ONCEBOX_")) {
+        command.env_remove(variable);
+    }
+    command
+}
