@@ -7,6 +7,7 @@
 #   ./bench.sh --variants b,c,d    some of a, b, b1, c, c1, c2, c3, d, e, f, g:<language>
 #   ./bench.sh --parts history,removal,soak   what lasts: hours, and tens of gigabytes of disk
 #   ./bench.sh --parts outgoing    outgoing messages, beside an outbox by hand: half an hour
+#   ./bench.sh --parts hosts       one host and two, and pauses while one leaves and comes
 #   ./bench.sh --parts pages       every page of the console beside 10 million messages
 #   ./bench.sh --json file         everything that was measured, as data
 #   ./bench.sh --release           programs built with the release profile

@@ -5,6 +5,7 @@ mod docs;
 mod fairness;
 mod filling;
 mod history;
+mod hosts;
 mod isolation;
 mod latency;
 mod load;
@@ -207,6 +208,9 @@ async fn measure_lasting(
     if options.wants(Part::Outgoing) {
         let (timers, seconds) = (options.timers, options.seconds());
         report.outgoing = Some(outgoing::measure(bench, pace, timers, rounds, seconds).await?);
+    }
+    if options.wants(Part::Hosts) {
+        report.hosts = Some(hosts::measure(bench, rounds).await?);
     }
     if options.wants(Part::Pages) {
         report.pages = Some(pages::measure(bench, options.pages_rows, options.tenants).await?);

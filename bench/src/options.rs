@@ -14,7 +14,7 @@ pub struct Options {
     /// Variants: a, b, b1, c, c1, c2, c3, d, e, f, `g:<language>`. By default all that can run.
     #[arg(long, value_delimiter = ',')]
     pub variants: Vec<Variant>,
-    /// Parts. By default all but `history`, `removal`, `outgoing`, `pages` and `soak`, which take long; with
+    /// Parts. By default all but `history`, `removal`, `outgoing`, `hosts`, `pages` and `soak`, which take long; with
     /// `--quick` without the plots.
     #[arg(long, value_delimiter = ',', value_enum)]
     parts: Vec<Part>,
@@ -102,6 +102,8 @@ pub enum Part {
     Removal,
     /// Throughput, delay and timers of what handlers emit, beside an outbox written by hand.
     Outgoing,
+    /// Throughput of several hosts, and pauses while hosts leave and come.
+    Hosts,
     /// Time of each page of the console beside 10 million messages and 500 tenants.
     Pages,
     /// Half an hour of load under a retention of minutes.
@@ -112,7 +114,10 @@ impl Part {
     /// Returns whether the part takes long and much of the disk, so that it runs only where it is
     /// named.
     fn is_lasting(self) -> bool {
-        matches!(self, Self::History | Self::Removal | Self::Outgoing | Self::Pages | Self::Soak)
+        matches!(
+            self,
+            Self::History | Self::Removal | Self::Outgoing | Self::Hosts | Self::Pages | Self::Soak
+        )
     }
 }
 
@@ -151,6 +156,7 @@ impl Options {
             (Part::History, "history"),
             (Part::Removal, "removal"),
             (Part::Outgoing, "outgoing"),
+            (Part::Hosts, "hosts"),
             (Part::Pages, "pages"),
             (Part::Soak, "soak"),
         ];
@@ -189,16 +195,20 @@ mod tests {
             let all = [["bench.sh"].as_slice(), arguments].concat();
             Options::try_parse_from(all).expect("options")
         };
-        let lasting = [Part::History, Part::Removal, Part::Outgoing, Part::Pages, Part::Soak];
+        let lasting =
+            [Part::History, Part::Removal, Part::Outgoing, Part::Hosts, Part::Pages, Part::Soak];
         assert!(!lasting.iter().any(|part| parse(&[]).wants(*part)));
         assert!(parse(&[]).wants(Part::Plots) && !parse(&["--quick"]).wants(Part::Plots));
         let named = parse(&["--parts", "history,soak", "--history", "1000,0,1000"]);
-        assert_eq!(lasting.map(|part| named.wants(part)), [true, false, false, false, true]);
+        assert_eq!(lasting.map(|part| named.wants(part)), [true, false, false, false, false, true]);
         assert_eq!(named.lasting(), ["history", "soak"]);
         assert_eq!(named.history(), [0, 1_000]);
         assert!(!parse(&["--smoke"]).wants(Part::Outgoing));
         let smoke = parse(&["--smoke", "--parts", "throughput,outgoing,soak"]);
-        assert_eq!(lasting.map(|part| smoke.wants(part)), [false, false, true, false, false]);
+        assert_eq!(
+            lasting.map(|part| smoke.wants(part)),
+            [false, false, true, false, false, false]
+        );
         assert_eq!(parse(&[]).history(), history::SIZES);
     }
 }

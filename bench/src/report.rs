@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    claims::ClaimCost, fairness::FairnessPair, history::History, isolation::Isolation,
-    latency::Latency, load::Workload, measure::Cpu, outgoing::Outgoing, pages::Pages,
-    removal::figures::RemovalRound, run::Figures, soak::Soak, statements::Statements, swaps::Gaps,
-    sweep::Point, variants::Variant,
+    claims::ClaimCost, fairness::FairnessPair, history::History, hosts::Hosts,
+    isolation::Isolation, latency::Latency, load::Workload, measure::Cpu, outgoing::Outgoing,
+    pages::Pages, removal::figures::RemovalRound, run::Figures, soak::Soak, statements::Statements,
+    swaps::Gaps, sweep::Point, variants::Variant,
 };
 
 /// Everything that one call of the benchmark measured.
@@ -46,6 +46,9 @@ pub struct Report {
     /// Outgoing messages.
     #[serde(default)]
     pub outgoing: Option<Outgoing>,
+    /// Several hosts.
+    #[serde(default)]
+    pub hosts: Option<Hosts>,
     /// Pages of the console beside a history.
     #[serde(default)]
     pub pages: Option<Pages>,
@@ -167,6 +170,7 @@ impl Report {
             history: None,
             removal: Vec::new(),
             outgoing: None,
+            hosts: None,
             pages: None,
             soak: None,
         }

@@ -4,6 +4,8 @@
 pub mod lasting;
 // The tables of outgoing messages.
 pub mod outgoing;
+// The tables of several hosts.
+pub mod hosts;
 // The table of the console's pages.
 pub mod pages;
 
@@ -106,6 +108,7 @@ pub fn terminal(report: &Report) -> String {
         lasting::soak(report),
     ]);
     tables.extend(outgoing::tables(report));
+    tables.extend([hosts::scaling(report), hosts::pauses(report)]);
     tables.push(pages::table(report));
     tables.iter().filter(|table| !table.is_empty()).map(Table::text).collect()
 }

@@ -11,7 +11,7 @@ use crate::{
     removal::figures::{RemovalRound, When, ratio},
     report::{Report, Spread},
     soak::{Soak, quantities::Trend},
-    tables::{lasting, outgoing, pages},
+    tables::{hosts, lasting, outgoing, pages},
 };
 
 /// Messages of the inbox that the measured line is continued to.
@@ -28,6 +28,17 @@ pub fn blocks(report: &Report) -> Vec<(&'static str, String)> {
     }
     if report.outgoing.is_some() {
         blocks.push(("outgoing", outgoing_block(report)));
+    }
+    if report.hosts.is_some() {
+        let (scaling, pauses) = (hosts::scaling(report), hosts::pauses(report));
+        let rounds = report.environment.rounds;
+        let block = format!(
+            "{}\n{}\n({}; rounds of the first table: {rounds}.)\n",
+            scaling.markdown(),
+            pauses.markdown(),
+            machine(report)
+        );
+        blocks.push(("hosts", block));
     }
     if let Some(pages) = &report.pages {
         let (rows, tenants) = (number(pages.rows as i64), pages.tenants);

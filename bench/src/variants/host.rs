@@ -82,15 +82,16 @@ pub async fn deploy_with(
     Ok(())
 }
 
-/// Creates a consumer with a policy, makes the component of (c) live, and returns the consumer's
-/// key.
+/// Creates a consumer with a policy, makes the component of a variant live, and returns the
+/// consumer's key.
 pub async fn create(
     servers: &Servers,
     programs: &Programs,
     database: &Database,
+    variant: &Variant,
     policy: &Policy,
 ) -> Result<i32> {
-    let component = programs.component(&Variant::Component);
+    let component = programs.component(variant);
     let component = std::fs::read(&component)
         .with_context(|| format!("failed to read `{}`", component.display()))?;
     let control = control(servers, database)?;

@@ -1,0 +1,320 @@
+//! Several hosts of one consumer: throughput of one and more, each on a processor of its own, and
+//! the pauses of partitions while one host leaves the group and comes back.
+
+use std::{fs, path::PathBuf, process::Command, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use oncebox_devkit::local::process::Child;
+use serde::{Deserialize, Serialize};
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, sleep},
+};
+
+use crate::{
+    latency::{WARM_UP, until_committed},
+    load::{Load, Sender, Workload},
+    measure::now_us,
+    run::{Bench, END},
+    servers::Database,
+    throughput::PAYLOAD_BYTES,
+    variants::{Batch, Variant, host, spawn, tail},
+};
+
+/// Partitions of the scaled consumer.
+const PARTITIONS: i32 = 16;
+/// Handlers that keep a processor busy, and handlers whose host waits for the database.
+const LANGUAGE: &str = "python";
+/// Messages of a run.
+const MESSAGES: usize = 12_000;
+/// Time in which hosts that have joined divide the partitions.
+const SETTLING: Duration = Duration::from_secs(8);
+/// Share of the commits between which the rate is taken: hosts end one after the other.
+const MEASURED: (f64, f64) = (0.1, 0.8);
+/// Longest duration of a run.
+const DEADLINE: Duration = Duration::from_secs(180);
+
+/// Partitions of the consumer whose hosts leave and come.
+const PAUSED_PARTITIONS: i32 = 4;
+/// Times that a host leaves and comes back.
+const CHANGES: usize = 5;
+/// Time in which a change is over. Pauses in this time after a change count as its pauses.
+const CHANGE: Duration = Duration::from_secs(8);
+/// Load beside the changes, messages a second.
+const RATE: f64 = 400.0;
+/// Intervals of heartbeats, milliseconds: the default of a host, and shorter ones.
+const HEARTBEATS_MS: [u32; 3] = [3_000, 1_000, 300];
+
+/// Figures of several hosts.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Hosts {
+    /// Throughput by the number of hosts.
+    pub scaling: Vec<Scaling>,
+    /// Pauses by the interval of heartbeats.
+    pub pauses: Vec<Pauses>,
+}
+
+/// Throughput of a number of hosts, one rate for each round.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Scaling {
+    /// Hosts, each on one processor of its own.
+    pub hosts: usize,
+    /// Messages a second.
+    pub rates: Vec<f64>,
+}
+
+/// Pauses of the partition that waits longest, one for each change.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Pauses {
+    /// Interval of heartbeats, milliseconds.
+    pub heartbeat_ms: u32,
+    /// Milliseconds, of a host that leaves.
+    pub leaving: Vec<f64>,
+    /// Milliseconds, of a host that comes.
+    pub coming: Vec<f64>,
+}
+
+/// Measures the throughput of each number of hosts that has a processor for each, and the pauses.
+pub async fn measure(bench: &mut Bench, rounds: usize) -> Result<Hosts> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let variant = Variant::Language(LANGUAGE.to_owned());
+    if let Some(missing) = bench.programs.missing(&variant) {
+        anyhow::bail!("the part `hosts` cannot run: {missing}");
+    }
+    let mut scaling: Vec<_> = [1, 2, 4]
+        .into_iter()
+        .filter(|hosts| *hosts <= processors)
+        .map(|hosts| Scaling { hosts, rates: Vec::new() })
+        .collect();
+    for _ in 0..rounds {
+        for Scaling { hosts, rates } in &mut scaling {
+            let rate = scaled(bench, &variant, *hosts)
+                .await
+                .with_context(|| format!("throughput of {hosts} hosts"))?;
+            eprintln!("hosts: {rate:.0} messages a second of {hosts}");
+            rates.push(rate);
+        }
+    }
+    let mut pauses = Vec::new();
+    for heartbeat_ms in HEARTBEATS_MS {
+        let of_changes = changes(bench, heartbeat_ms)
+            .await
+            .with_context(|| format!("pauses with heartbeats of {heartbeat_ms} ms"))?;
+        eprintln!("hosts: {of_changes:?}");
+        pauses.push(of_changes);
+    }
+    Ok(Hosts { scaling, pauses })
+}
+
+/// Hosts of one consumer on one database.
+struct Group<'a> {
+    bench: &'a Bench,
+    database: Database,
+    topic: String,
+    partitions: i32,
+    /// File with settings of every host.
+    config: PathBuf,
+}
+
+impl<'a> Group<'a> {
+    async fn new(
+        bench: &'a mut Bench,
+        variant: &Variant,
+        partitions: i32,
+        settings: &str,
+    ) -> Result<Self> {
+        let topic = bench.topics.empty(partitions).await?;
+        let database = bench.servers.database(true).await?;
+        let policy = host::policy(&topic, &format!("group-{topic}"), Batch::DEFAULT)?;
+        host::create(&bench.servers, &bench.programs, &database, variant, &policy).await?;
+        let config = bench.logs.join(format!("{topic}.toml"));
+        fs::write(&config, settings).context("failed to write the hosts' settings")?;
+        Ok(Self { bench, database, topic, partitions, config })
+    }
+
+    /// Starts a host, on this processor alone where one is named.
+    fn start(&self, number: usize, processor: Option<usize>) -> Result<Child> {
+        let log = self.bench.logs.join(format!("{}-{number}.log", self.topic));
+        let program =
+            host::program(&self.bench.servers, &self.database, &self.bench.programs, &log)?;
+        let mut command = match processor {
+            Some(processor) => pinned(&program, processor),
+            None => program,
+        };
+        command.env("ONCEBOX_CONFIG", &self.config);
+        spawn(command, &log).with_context(|| tail(&log))
+    }
+
+    fn sender(&self, messages: usize) -> Result<(Sender, Load)> {
+        let load = Load {
+            workload: Workload::Spread,
+            partitions: self.partitions,
+            messages,
+            payload_bytes: PAYLOAD_BYTES,
+        };
+        let brokers = self.bench.servers.kafka.bootstrap();
+        Ok((Sender::new(brokers, &self.topic, &load, &[("linger.ms", "0")])?, load))
+    }
+
+    /// Sends messages at a rate, or at once, and waits until so many are committed in all.
+    async fn send(&self, range: std::ops::Range<usize>, rate: Option<f64>) -> Result<()> {
+        let (sender, load) = self.sender(range.end)?;
+        spawn_blocking(move || -> Result<()> {
+            let begun = std::time::Instant::now();
+            for (number, order) in load.orders().iter().skip(range.start).enumerate() {
+                if let Some(rate) = rate {
+                    let due = Duration::from_secs_f64(number as f64 / rate);
+                    std::thread::sleep(due.saturating_sub(begun.elapsed()));
+                }
+                sender.send(order, "0")?;
+            }
+            sender.flush()
+        })
+        .await?
+    }
+
+    async fn until_all(&self, messages: usize) -> Result<()> {
+        let deadline = Instant::now() + DEADLINE;
+        while self.database.totals().await?.orders < messages as i64 {
+            ensure!(Instant::now() < deadline, "not all is committed within {DEADLINE:?}");
+            sleep(Duration::from_millis(200)).await;
+        }
+        let (_, load) = self.sender(messages)?;
+        let found = self.database.totals().await?;
+        ensure!(found == load.totals(), "the effects are wrong: {found:?}");
+        Ok(())
+    }
+}
+
+/// Returns the command on one processor.
+fn pinned(program: &Command, processor: usize) -> Command {
+    let mut command = Command::new("taskset");
+    command.arg("-c").arg(processor.to_string()).arg(program.get_program());
+    command.args(program.get_args());
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    if let Some(dir) = program.get_current_dir() {
+        command.current_dir(dir);
+    }
+    command
+}
+
+/// Returns the messages a second of so many hosts.
+async fn scaled(bench: &mut Bench, variant: &Variant, hosts: usize) -> Result<f64> {
+    let group = Group::new(bench, variant, PARTITIONS, "").await?;
+    let children: Vec<_> =
+        (0..hosts).map(|number| group.start(number, Some(number))).collect::<Result<_>>()?;
+    let worked = async {
+        group.send(0..WARM_UP, None).await?;
+        until_committed(&group.database, WARM_UP as i64).await?;
+        sleep(SETTLING).await;
+        group.send(WARM_UP..WARM_UP + MESSAGES, None).await?;
+        group.until_all(WARM_UP + MESSAGES).await
+    };
+    let worked = worked.await;
+    end(children);
+    worked?;
+    let commits = group.database.commits().await?;
+    let rate = rate(&commits)?;
+    let database = group.database;
+    bench.servers.drop_database(database).await?;
+    Ok(rate)
+}
+
+fn end(children: Vec<Child>) {
+    for child in children {
+        child.end(&END);
+    }
+}
+
+/// Returns the messages a second between two shares of the commits after the warm-up.
+fn rate(commits: &[(f64, i64)]) -> Result<f64> {
+    let mut sum = 0;
+    let shares: Vec<_> = commits
+        .iter()
+        .map(|(at, count)| {
+            sum += count;
+            (*at, sum - WARM_UP as i64)
+        })
+        .collect();
+    let at = |share: f64| {
+        let reached = (share * MESSAGES as f64) as i64;
+        shares.iter().find(|(_, sum)| *sum >= reached).context("not all was committed")
+    };
+    let ((from, before), (to, until)) = (at(MEASURED.0)?, at(MEASURED.1)?);
+    ensure!(to > from, "all was committed at once; there is nothing to measure");
+    Ok((until - before) as f64 / ((to - from) / 1e6))
+}
+
+/// Measures the pauses while one of two hosts leaves and comes back, beside a steady load.
+async fn changes(bench: &mut Bench, heartbeat_ms: u32) -> Result<Pauses> {
+    let settings = format!("[kafka.properties]\n'heartbeat.interval.ms' = '{heartbeat_ms}'\n");
+    let group = Group::new(bench, &Variant::Component, PAUSED_PARTITIONS, &settings).await?;
+    let stays = group.start(0, None)?;
+    let mut moves = Some(group.start(1, None)?);
+    let (mut left, mut came) = (Vec::new(), Vec::new());
+    let seconds = (CHANGE * (2 * CHANGES + 1) as u32).as_secs_f64();
+    let messages = WARM_UP + (RATE * seconds) as usize;
+    let worked = async {
+        group.send(0..WARM_UP, None).await?;
+        until_committed(&group.database, WARM_UP as i64).await?;
+        sleep(CHANGE).await;
+        let change = async {
+            for _ in 0..CHANGES {
+                left.push(now_us());
+                if let Some(leaves) = moves.take() {
+                    spawn_blocking(move || leaves.end(&END)).await?;
+                }
+                sleep(CHANGE).await;
+                came.push(now_us());
+                moves = Some(group.start(1, None)?);
+                sleep(CHANGE).await;
+            }
+            anyhow::Ok(())
+        };
+        tokio::try_join!(group.send(WARM_UP..messages, Some(RATE)), change)?;
+        group.until_all(messages).await
+    };
+    let worked = worked.await;
+    end(moves.into_iter().chain([stays]).collect());
+    worked?;
+    let commits = commits_by_partition(&group.database).await?;
+    let leaving = left.iter().map(|moment| pause(&commits, *moment)).collect();
+    let coming = came.iter().map(|moment| pause(&commits, *moment)).collect();
+    let database = group.database;
+    bench.servers.drop_database(database).await?;
+    Ok(Pauses { heartbeat_ms, leaving, coming })
+}
+
+async fn commits_by_partition(database: &Database) -> Result<Vec<(i32, f64)>> {
+    const COMMITS: &str = "SELECT partition, extract(epoch FROM \
+        pg_xact_commit_timestamp(xmin))::float8 * 1e6 FROM oncebox.inbox ORDER BY 1, 2";
+    Ok(sqlx::query_as(COMMITS).fetch_all(&mut database.connect().await?).await?)
+}
+
+/// Returns the longest time between two commits of any partition that overlaps a change.
+fn pause(commits: &[(i32, f64)], moment: f64) -> f64 {
+    let until = moment + CHANGE.as_secs_f64() * 1e6;
+    let pairs = commits.chunk_by(|one, other| one.0 == other.0).flat_map(|of| of.windows(2));
+    pairs
+        .filter(|pair| pair[1].1 > moment && pair[0].1 < until)
+        .map(|pair| (pair[1].1 - pair[0].1) / 1e3)
+        .fold(0.0, f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_is_that_of_the_partition_that_waits_longest() {
+        let commits = [(0, 1e6), (0, 2e6), (0, 2.5e6), (1, 1e6), (1, 4e6), (1, 40e6)];
+        assert_eq!(pause(&commits, 1.5e6), 36_000.0);
+        assert_eq!(pause(&commits[..5], 1.5e6), 3_000.0);
+        assert_eq!(pause(&commits[..3], 3e6), 0.0);
+    }
+}
