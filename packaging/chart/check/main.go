@@ -1,8 +1,8 @@
 // Command chart-check renders a chart with Helm's own engine and holds each manifest against the typed API of
 // Kubernetes.
 //
-//	chart-check <chart> [values.yaml]   print the manifests as a JSON array
-//	chart-check --values <chart>        print the chart's own values as JSON
+//	chart-check <chart> [values.yaml [release]]   print the manifests as a JSON array
+//	chart-check --values <chart>                  print the chart's own values as JSON
 //
 // Values that the chart's schema refuses, and a manifest that is not valid, are an error that names the file, the
 // kind and the field.
@@ -70,20 +70,23 @@ func run(args []string) error {
 		}
 		return print(loaded.Values)
 	}
-	if len(args) != 1 && len(args) != 2 {
-		return errors.New("usage: chart-check <chart> [values.yaml], or chart-check --values <chart>")
+	if len(args) < 1 || len(args) > 3 {
+		return errors.New("usage: chart-check <chart> [values.yaml [release]], or chart-check --values <chart>")
 	}
 	loaded, err := loader.Load(args[0])
 	if err != nil {
 		return err
 	}
-	values := chartutil.Values{}
-	if len(args) == 2 {
+	values, release := chartutil.Values{}, "oncebox"
+	if len(args) == 3 {
+		release = args[2]
+	}
+	if len(args) > 1 {
 		if values, err = chartutil.ReadValuesFile(args[1]); err != nil {
 			return fmt.Errorf("%s: %w", args[1], err)
 		}
 	}
-	manifests, err := render(loaded, values)
+	manifests, err := render(loaded, values, release)
 	if err != nil {
 		return err
 	}
@@ -97,8 +100,8 @@ func print(value any) error {
 }
 
 // render returns the manifests in the order of their files.
-func render(loaded *chart.Chart, values chartutil.Values) ([]any, error) {
-	release := chartutil.ReleaseOptions{Name: "oncebox", Namespace: "messages", Revision: 1, IsInstall: true}
+func render(loaded *chart.Chart, values chartutil.Values, name string) ([]any, error) {
+	release := chartutil.ReleaseOptions{Name: name, Namespace: "messages", Revision: 1, IsInstall: true}
 	all, err := chartutil.ToRenderValues(loaded, values, release, chartutil.DefaultCapabilities)
 	if err != nil {
 		return nil, err

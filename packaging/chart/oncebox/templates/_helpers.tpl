@@ -75,18 +75,20 @@ securityContext:
 
 {{- /* A variable of the environment from a Secret: variable, name, key. */ -}}
 {{- define "oncebox.secretVariable" -}}
-- name: {{ .variable }}
+- name: {{ index . 0 }}
   valueFrom:
     secretKeyRef:
-      name: {{ .name }}
-      key: {{ .key | quote }}
+      name: {{ index . 1 }}
+      key: {{ index . 2 | quote }}
 {{- end -}}
 
 {{- define "oncebox.masterKey" -}}
 {{- with .Values.masterKey -}}
-{{ include "oncebox.secretVariable" (dict "variable" "ONCEBOX_MASTER_KEY" "name" .secret.name "key" .secret.key) }}
-{{- if .previousSecret.name }}
-{{ include "oncebox.secretVariable" (dict "variable" "ONCEBOX_PREVIOUS_MASTER_KEY" "name" .previousSecret.name "key" .previousSecret.key) }}
+{{ include "oncebox.secretVariable" (list "ONCEBOX_MASTER_KEY" .secret.name .secret.key) }}
+{{- with .previousSecret }}
+{{- if .name }}
+{{ include "oncebox.secretVariable" (list "ONCEBOX_PREVIOUS_MASTER_KEY" .name .key) }}
+{{- end }}
 {{- end }}
 {{- end -}}
 {{- end -}}
