@@ -5,7 +5,8 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -43,6 +44,10 @@ impl Pod {
         for volume in pod.spec["volumes"].as_array().into_iter().flatten() {
             let dir = pod.root.join(volume["name"].as_str().unwrap());
             fs::create_dir_all(&dir).unwrap();
+            if volume["emptyDir"].is_object() {
+                // As Kubernetes makes it: every user may write to it.
+                fs::set_permissions(&dir, Permissions::from_mode(0o777)).unwrap();
+            }
             for (name, content) in pod.files(manifests, volume) {
                 fs::write(dir.join(name), content).unwrap();
             }
