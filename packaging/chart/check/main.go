@@ -3,12 +3,14 @@
 //
 //	chart-check <chart> [values.yaml [release]]   print the manifests as a JSON array
 //	chart-check --values <chart>                  print the chart's own values as JSON
+//	chart-check --compose <compose.yaml>          print a compose file as Docker Compose reads it, as JSON
 //
 // Values that the chart's schema refuses, and a manifest that is not valid, are an error that names the file, the
 // kind and the field.
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +20,7 @@ import (
 	"sort"
 	"strings"
 
+	"github.com/compose-spec/compose-go/v2/cli"
 	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
@@ -70,8 +73,19 @@ func run(args []string) error {
 		}
 		return print(loaded.Values)
 	}
+	if len(args) == 2 && args[0] == "--compose" {
+		options, err := cli.NewProjectOptions(args[1:], cli.WithOsEnv)
+		if err != nil {
+			return err
+		}
+		project, err := options.LoadProject(context.Background())
+		if err != nil {
+			return fmt.Errorf("%s: %w", args[1], err)
+		}
+		return print(project)
+	}
 	if len(args) < 1 || len(args) > 3 {
-		return errors.New("usage: chart-check <chart> [values.yaml [release]], or chart-check --values <chart>")
+		return errors.New("usage: chart-check <chart> [values.yaml [release]], --values <chart>, --compose <compose.yaml>")
 	}
 	loaded, err := loader.Load(args[0])
 	if err != nil {

@@ -2,6 +2,7 @@
 //! cluster refuses; a mistyped value is taken in silence; a secret stands in a manifest; a pod is
 //! killed before its host has drained; the pod's command or a probe is none that the host knows.
 
+mod compose;
 mod pod;
 
 use std::{
