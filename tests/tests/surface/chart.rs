@@ -152,8 +152,10 @@ fn own_values() -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The field at a path that begins with a kind. `POD` is the hosts' pod, `HOST` its container.
+/// The field at a path that begins with a kind. `POD` is the hosts' pod, `HOST` its container, and
+/// `JOB` the container of the Job.
 fn field(manifests: &[Value], path: &str) -> Value {
+    let path = path.replacen("JOB/", "Job/spec/template/spec/containers/migrate/", 1);
     let path = path.replacen("HOST/", "POD/containers/oncebox/", 1);
     let path = path.replacen("POD/", "Deployment/spec/template/spec/", 1);
     let (kind, rest) = path.split_once('/').unwrap_or((path.as_str(), ""));

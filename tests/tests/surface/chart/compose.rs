@@ -1,6 +1,6 @@
 //! packaging/compose/compose.yaml, as Docker Compose reads it. What could go wrong: another machine
-//! reaches a service, a start goes on without a secret, the host is killed while it drains, or files
-//! of the package are for another version than the program.
+//! reaches a service, a start goes on without a secret, the host is killed while it drains, or the
+//! files are for another version than the program.
 
 use std::process::{Command, Output};
 

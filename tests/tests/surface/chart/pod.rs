@@ -1,4 +1,4 @@
-//! The chart's pods as Kubernetes runs them, without Kubernetes: command, arguments and variables of
+//! The chart's pods as Kubernetes runs them, but without it: command, arguments and variables of
 //! the manifest, on a real PostgreSQL and a real Kafka. Folders that the pod mounts are below the
 //! test's own folder, so a path in an argument or a variable that begins with a mount path begins
 //! with that folder here. Nothing else of the manifest is changed.
@@ -156,7 +156,7 @@ impl Host {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Requests what a probe requests, from this machine, until the host answers as the probe wants.
+    /// Requests what a probe requests, from this machine, until the host answers well.
     async fn wait_probe(&self, name: &str) {
         let probe = &self.container[name];
         let get = &probe["httpGet"];
