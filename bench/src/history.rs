@@ -180,14 +180,7 @@ impl Aged {
         let topic = bench.topics.empty(PARTITIONS).await?;
         let group = format!("history-{topic}");
         let measured = policy(&topic, &group, Batch::DEFAULT)?;
-        let consumer = host::create(
-            &bench.servers,
-            &bench.programs,
-            &database,
-            &Variant::Component,
-            &measured,
-        )
-        .await?;
+        let consumer = host::create(&bench.servers, &bench.programs, &database, &measured).await?;
         let mut consumers = vec![consumer];
         let control = control(&bench.servers, &database)?;
         for other in ["invoices", "shipments"] {

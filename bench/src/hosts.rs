@@ -1,10 +1,11 @@
 //! Several hosts of one consumer: throughput of one and more, each on a processor of its own, and
 //! the pauses of partitions while one host leaves the group and comes back.
 
-use std::{fs, path::PathBuf, process::Command, time::Duration};
+use std::{fs, ops::Range, path::PathBuf, process::Command, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use oncebox_devkit::local::process::Child;
+use oncebox_tests::guests::{End, Step, component, execute};
 use serde::{Deserialize, Serialize};
 use tokio::{
     task::spawn_blocking,
@@ -12,21 +13,24 @@ use tokio::{
 };
 
 use crate::{
-    latency::{WARM_UP, until_committed},
+    latency::WARM_UP,
     load::{Load, Sender, Workload},
     measure::now_us,
     run::{Bench, END},
     servers::Database,
     throughput::PAYLOAD_BYTES,
-    variants::{Batch, Variant, host, spawn, tail},
+    variants::{Batch, host, spawn, tail},
 };
 
 /// Partitions of the scaled consumer.
 const PARTITIONS: i32 = 16;
-/// Handlers that keep a processor busy, and handlers whose host waits for the database.
-const LANGUAGE: &str = "python";
-/// Messages of a run.
-const MESSAGES: usize = 12_000;
+/// What the handler of the scaled consumer does: a loop that keeps a processor busy for some
+/// milliseconds, and one statement.
+const BUSY: &str = "(local.set $left (i32.const 10000000)) (loop $again (local.set $left (i32.sub \
+    (local.get $left) (i32.const 1))) (br_if $again (local.get $left)))";
+const STATEMENT: &str = "SELECT 1";
+/// Messages of a run, for each host.
+const MESSAGES: usize = 2_000;
 /// Time in which hosts that have joined divide the partitions.
 const SETTLING: Duration = Duration::from_secs(8);
 /// Share of the commits between which the rate is taken: hosts end one after the other.
@@ -77,10 +81,7 @@ pub struct Pauses {
 /// Measures the throughput of each number of hosts that has a processor for each, and the pauses.
 pub async fn measure(bench: &mut Bench, rounds: usize) -> Result<Hosts> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let variant = Variant::Language(LANGUAGE.to_owned());
-    if let Some(missing) = bench.programs.missing(&variant) {
-        anyhow::bail!("the part `hosts` cannot run: {missing}");
-    }
+    let component = component(&[Step::Wat(BUSY.to_owned()), execute(STATEMENT)], &End::Ok);
     let mut scaling: Vec<_> = [1, 2, 4]
         .into_iter()
         .filter(|hosts| *hosts <= processors)
@@ -88,7 +89,7 @@ pub async fn measure(bench: &mut Bench, rounds: usize) -> Result<Hosts> {
         .collect();
     for _ in 0..rounds {
         for Scaling { hosts, rates } in &mut scaling {
-            let rate = scaled(bench, &variant, *hosts)
+            let rate = scaled(bench, &component, *hosts)
                 .await
                 .with_context(|| format!("throughput of {hosts} hosts"))?;
             eprintln!("hosts: {rate:.0} messages a second of {hosts}");
@@ -119,14 +120,18 @@ struct Group<'a> {
 impl<'a> Group<'a> {
     async fn new(
         bench: &'a mut Bench,
-        variant: &Variant,
+        component: Option<&[u8]>,
         partitions: i32,
         settings: &str,
     ) -> Result<Self> {
         let topic = bench.topics.empty(partitions).await?;
         let database = bench.servers.database(true).await?;
         let policy = host::policy(&topic, &format!("group-{topic}"), Batch::DEFAULT)?;
-        host::create(&bench.servers, &bench.programs, &database, variant, &policy).await?;
+        let (servers, programs) = (&bench.servers, &bench.programs);
+        match component {
+            Some(component) => host::create_with(servers, &database, component, &policy).await?,
+            None => host::create(servers, programs, &database, &policy).await?,
+        };
         let config = bench.logs.join(format!("{topic}.toml"));
         fs::write(&config, settings).context("failed to write the hosts' settings")?;
         Ok(Self { bench, database, topic, partitions, config })
@@ -145,20 +150,16 @@ impl<'a> Group<'a> {
         spawn(command, &log).with_context(|| tail(&log))
     }
 
-    fn sender(&self, messages: usize) -> Result<(Sender, Load)> {
+    /// Sends messages at a rate, or at once.
+    async fn send(&self, range: Range<usize>, rate: Option<f64>) -> Result<()> {
         let load = Load {
             workload: Workload::Spread,
             partitions: self.partitions,
-            messages,
+            messages: range.end,
             payload_bytes: PAYLOAD_BYTES,
         };
         let brokers = self.bench.servers.kafka.bootstrap();
-        Ok((Sender::new(brokers, &self.topic, &load, &[("linger.ms", "0")])?, load))
-    }
-
-    /// Sends messages at a rate, or at once, and waits until so many are committed in all.
-    async fn send(&self, range: std::ops::Range<usize>, rate: Option<f64>) -> Result<()> {
-        let (sender, load) = self.sender(range.end)?;
+        let sender = Sender::new(brokers, &self.topic, &load, &[("linger.ms", "0")])?;
         spawn_blocking(move || -> Result<()> {
             let begun = std::time::Instant::now();
             for (number, order) in load.orders().iter().skip(range.start).enumerate() {
@@ -173,16 +174,20 @@ impl<'a> Group<'a> {
         .await?
     }
 
-    async fn until_all(&self, messages: usize) -> Result<()> {
+    /// Waits until so many messages completed, and checks that each has one row.
+    async fn until_completed(&self, messages: usize) -> Result<()> {
+        const COMPLETED: &str = "SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'";
+        let mut connection = self.database.connect().await?;
         let deadline = Instant::now() + DEADLINE;
-        while self.database.totals().await?.orders < messages as i64 {
-            ensure!(Instant::now() < deadline, "not all is committed within {DEADLINE:?}");
+        loop {
+            let completed: i64 = sqlx::query_scalar(COMPLETED).fetch_one(&mut connection).await?;
+            if completed == messages as i64 {
+                return Ok(());
+            }
+            ensure!(completed < messages as i64, "{completed} completed of {messages} messages");
+            ensure!(Instant::now() < deadline, "{completed} of {messages} within {DEADLINE:?}");
             sleep(Duration::from_millis(200)).await;
         }
-        let (_, load) = self.sender(messages)?;
-        let found = self.database.totals().await?;
-        ensure!(found == load.totals(), "the effects are wrong: {found:?}");
-        Ok(())
     }
 }
 
@@ -204,22 +209,23 @@ fn pinned(program: &Command, processor: usize) -> Command {
 }
 
 /// Returns the messages a second of so many hosts.
-async fn scaled(bench: &mut Bench, variant: &Variant, hosts: usize) -> Result<f64> {
-    let group = Group::new(bench, variant, PARTITIONS, "").await?;
+async fn scaled(bench: &mut Bench, component: &[u8], hosts: usize) -> Result<f64> {
+    let messages = WARM_UP + MESSAGES * hosts;
+    let group = Group::new(bench, Some(component), PARTITIONS, "").await?;
     let children: Vec<_> =
         (0..hosts).map(|number| group.start(number, Some(number))).collect::<Result<_>>()?;
     let worked = async {
         group.send(0..WARM_UP, None).await?;
-        until_committed(&group.database, WARM_UP as i64).await?;
+        group.until_completed(WARM_UP).await?;
         sleep(SETTLING).await;
-        group.send(WARM_UP..WARM_UP + MESSAGES, None).await?;
-        group.until_all(WARM_UP + MESSAGES).await
+        group.send(WARM_UP..messages, None).await?;
+        group.until_completed(messages).await
     };
     let worked = worked.await;
     end(children);
     worked?;
-    let commits = group.database.commits().await?;
-    let rate = rate(&commits)?;
+    let commits = commits_by_partition(&group.database).await?;
+    let rate = rate(commits.into_iter().map(|(_, at)| at).collect())?;
     let database = group.database;
     bench.servers.drop_database(database).await?;
     Ok(rate)
@@ -232,28 +238,19 @@ fn end(children: Vec<Child>) {
 }
 
 /// Returns the messages a second between two shares of the commits after the warm-up.
-fn rate(commits: &[(f64, i64)]) -> Result<f64> {
-    let mut sum = 0;
-    let shares: Vec<_> = commits
-        .iter()
-        .map(|(at, count)| {
-            sum += count;
-            (*at, sum - WARM_UP as i64)
-        })
-        .collect();
-    let at = |share: f64| {
-        let reached = (share * MESSAGES as f64) as i64;
-        shares.iter().find(|(_, sum)| *sum >= reached).context("not all was committed")
-    };
-    let ((from, before), (to, until)) = (at(MEASURED.0)?, at(MEASURED.1)?);
-    ensure!(to > from, "all was committed at once; there is nothing to measure");
-    Ok((until - before) as f64 / ((to - from) / 1e6))
+fn rate(mut commits: Vec<f64>) -> Result<f64> {
+    commits.sort_by(f64::total_cmp);
+    let measured = commits.get(WARM_UP..).unwrap_or_default();
+    let at = |share: f64| (measured.len() as f64 * share) as usize;
+    let (from, to) = (at(MEASURED.0), at(MEASURED.1));
+    ensure!(from < to && measured[from] < measured[to], "there is nothing to measure");
+    Ok((to - from) as f64 / ((measured[to] - measured[from]) / 1e6))
 }
 
 /// Measures the pauses while one of two hosts leaves and comes back, beside a steady load.
 async fn changes(bench: &mut Bench, heartbeat_ms: u32) -> Result<Pauses> {
     let settings = format!("[kafka.properties]\n'heartbeat.interval.ms' = '{heartbeat_ms}'\n");
-    let group = Group::new(bench, &Variant::Component, PAUSED_PARTITIONS, &settings).await?;
+    let group = Group::new(bench, None, PAUSED_PARTITIONS, &settings).await?;
     let stays = group.start(0, None)?;
     let mut moves = Some(group.start(1, None)?);
     let (mut left, mut came) = (Vec::new(), Vec::new());
@@ -261,9 +258,10 @@ async fn changes(bench: &mut Bench, heartbeat_ms: u32) -> Result<Pauses> {
     let messages = WARM_UP + (RATE * seconds) as usize;
     let worked = async {
         group.send(0..WARM_UP, None).await?;
-        until_committed(&group.database, WARM_UP as i64).await?;
+        group.until_completed(WARM_UP).await?;
         sleep(CHANGE).await;
         let change = async {
+            sleep(CHANGE / 4).await; // messages come by then
             for _ in 0..CHANGES {
                 left.push(now_us());
                 if let Some(leaves) = moves.take() {
@@ -277,7 +275,7 @@ async fn changes(bench: &mut Bench, heartbeat_ms: u32) -> Result<Pauses> {
             anyhow::Ok(())
         };
         tokio::try_join!(group.send(WARM_UP..messages, Some(RATE)), change)?;
-        group.until_all(messages).await
+        group.until_completed(messages).await
     };
     let worked = worked.await;
     end(moves.into_iter().chain([stays]).collect());
@@ -309,6 +307,15 @@ fn pause(commits: &[(i32, f64)], moment: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rate_is_that_of_the_messages_after_the_warm_up() {
+        let warm_up = [0.0; WARM_UP];
+        let commits: Vec<_> =
+            warm_up.into_iter().chain((1..=100).map(|n| f64::from(n) * 1e4)).collect();
+        assert_eq!(rate(commits).expect("a rate").round(), 100.0);
+        assert!(rate(warm_up.to_vec()).is_err());
+    }
 
     #[test]
     fn a_pause_is_that_of_the_partition_that_waits_longest() {

@@ -118,8 +118,7 @@ async fn filled(
 ) -> Result<(Database, Period)> {
     let database = bench.servers.database(true).await?;
     let own = policy(topic, group, Batch::DEFAULT)?;
-    let consumer =
-        host::create(&bench.servers, &bench.programs, &database, &Variant::Component, &own).await?;
+    let consumer = host::create(&bench.servers, &bench.programs, &database, &own).await?;
     let control = host::control(&bench.servers, &database)?;
     let other = policy(filling::TOPIC, &format!("{group}-other"), Batch::DEFAULT)?;
     let tenant = &bench.servers.tenant.name;

@@ -160,7 +160,7 @@ pub async fn measure(bench: &mut Bench, pace: &mut Pace, minutes: f64) -> Result
     let database = bench.servers.database(true).await?;
     database.execute(short_retention()).await?;
     let policy = policy_with(&topic, &group, Batch::DEFAULT, POLICY)?;
-    host::create(&bench.servers, &bench.programs, &database, &Variant::Component, &policy).await?;
+    host::create(&bench.servers, &bench.programs, &database, &policy).await?;
     let orders = orders(&job);
     let totals = expected(&orders);
     let started = bench.start_host(database, &group, &SETTINGS)?;

@@ -82,21 +82,30 @@ pub async fn deploy_with(
     Ok(())
 }
 
-/// Creates a consumer with a policy, makes the component of a variant live, and returns the
-/// consumer's key.
+/// Creates a consumer with a policy, makes the component of (c) live, and returns the consumer's
+/// key.
 pub async fn create(
     servers: &Servers,
     programs: &Programs,
     database: &Database,
-    variant: &Variant,
     policy: &Policy,
 ) -> Result<i32> {
-    let component = programs.component(variant);
+    let component = programs.component(&Variant::Component);
     let component = std::fs::read(&component)
         .with_context(|| format!("failed to read `{}`", component.display()))?;
+    create_with(servers, database, &component, policy).await
+}
+
+/// Creates a consumer with a policy, makes a component live, and returns the consumer's key.
+pub async fn create_with(
+    servers: &Servers,
+    database: &Database,
+    component: &[u8],
+    policy: &Policy,
+) -> Result<i32> {
     let control = control(servers, database)?;
     let created = control.consumers().create(&servers.tenant.name, CONSUMER, policy).await?;
-    deploy(&control, servers, &component).await?;
+    deploy(&control, servers, component).await?;
     control.pool.close().await;
     Ok(created.consumer_id)
 }

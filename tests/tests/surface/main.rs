@@ -6,6 +6,7 @@ mod admin_api;
 mod apply;
 mod benchmark;
 mod browser;
+mod chart;
 mod choose;
 mod cli;
 mod cli_server;
