@@ -25,12 +25,12 @@ use crate::{
 /// Partitions of the scaled consumer.
 const PARTITIONS: i32 = 16;
 /// What the handler of the scaled consumer does: a loop that keeps a processor busy for some
-/// milliseconds, and one statement.
-const BUSY: &str = "(local.set $left (i32.const 10000000)) (loop $again (local.set $left (i32.sub \
+/// ten milliseconds, and one statement.
+const BUSY: &str = "(local.set $left (i32.const 40000000)) (loop $again (local.set $left (i32.sub \
     (local.get $left) (i32.const 1))) (br_if $again (local.get $left)))";
 const STATEMENT: &str = "SELECT 1";
 /// Messages of a run, for each host.
-const MESSAGES: usize = 2_000;
+const MESSAGES: usize = 1_000;
 /// Time in which hosts that have joined divide the partitions.
 const SETTLING: Duration = Duration::from_secs(8);
 /// Share of the commits between which the rate is taken: hosts end one after the other.
@@ -46,7 +46,7 @@ const CHANGES: usize = 5;
 const CHANGE: Duration = Duration::from_secs(8);
 /// Load beside the changes, messages a second.
 const RATE: f64 = 400.0;
-/// Intervals of heartbeats, milliseconds: the default of a host, and shorter ones.
+/// Intervals of heartbeats, milliseconds: that of Kafka, the default of a host, and a shorter one.
 const HEARTBEATS_MS: [u32; 3] = [3_000, 1_000, 300];
 
 /// Figures of several hosts.

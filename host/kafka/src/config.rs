@@ -82,7 +82,8 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("fetch.wait.max.ms", "100"),
     // The longest wait of a dead host's partitions for another host.
     ("session.timeout.ms", "10000"),
-    ("heartbeat.interval.ms", "3000"),
+    // A member learns by it that another one left or came; partitions that move wait so long.
+    ("heartbeat.interval.ms", "1000"),
     // The longest wait of an added partition, or of a topic that matches a pattern, to be read.
     ("topic.metadata.refresh.interval.ms", "5000"),
     // Without this, three times the refresh interval: librdkafka would forget its topics while
@@ -386,7 +387,7 @@ mod tests {
         let client = with(&[], &[]).client_config().unwrap();
         assert_eq!(
             (ms(&client, "session.timeout.ms"), ms(&client, "heartbeat.interval.ms")),
-            (10_000, 3_000)
+            (10_000, 1_000)
         );
         assert_eq!(ms(&client, "topic.metadata.refresh.interval.ms"), 5_000);
         // Connections other than a consumer's have these deadlines too.
