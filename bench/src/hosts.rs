@@ -65,6 +65,8 @@ pub struct Scaling {
     pub hosts: usize,
     /// Messages a second.
     pub rates: Vec<f64>,
+    /// Rounds a second of as many loops without hosts: what the processors allow.
+    pub loops: Vec<f64>,
 }
 
 /// Pauses of the partition that waits longest, one for each change.
@@ -85,15 +87,17 @@ pub async fn measure(bench: &mut Bench, rounds: usize) -> Result<Hosts> {
     let mut scaling: Vec<_> = [1, 2, 4]
         .into_iter()
         .filter(|hosts| *hosts <= processors)
-        .map(|hosts| Scaling { hosts, rates: Vec::new() })
+        .map(|hosts| Scaling { hosts, rates: Vec::new(), loops: Vec::new() })
         .collect();
     for _ in 0..rounds {
-        for Scaling { hosts, rates } in &mut scaling {
+        for Scaling { hosts, rates, loops } in &mut scaling {
             let rate = scaled(bench, &component, *hosts)
                 .await
                 .with_context(|| format!("throughput of {hosts} hosts"))?;
             eprintln!("hosts: {rate:.0} messages a second of {hosts}");
             rates.push(rate);
+            let threads = *hosts;
+            loops.push(spawn_blocking(move || looped(threads)).await?);
         }
     }
     let mut pauses = Vec::new();
@@ -231,6 +235,22 @@ async fn scaled(bench: &mut Bench, component: &[u8], hosts: usize) -> Result<f64
     Ok(rate)
 }
 
+/// Returns the rounds a second of loops in so many threads, which do nothing else.
+fn looped(threads: usize) -> f64 {
+    const ROUNDS: u64 = 2_000_000_000;
+    let begun = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                for round in 0..ROUNDS {
+                    std::hint::black_box(round);
+                }
+            });
+        }
+    });
+    (ROUNDS * threads as u64) as f64 / begun.elapsed().as_secs_f64()
+}
+
 fn end(children: Vec<Child>) {
     for child in children {
         child.end(&END);
@@ -281,8 +301,9 @@ async fn changes(bench: &mut Bench, heartbeat_ms: u32) -> Result<Pauses> {
     end(moves.into_iter().chain([stays]).collect());
     worked?;
     let commits = commits_by_partition(&group.database).await?;
-    let leaving = left.iter().map(|moment| pause(&commits, *moment)).collect();
-    let coming = came.iter().map(|moment| pause(&commits, *moment)).collect();
+    let leaving: Vec<_> = left.iter().map(|moment| pause(&commits, *moment)).collect();
+    let coming: Vec<_> = came.iter().map(|moment| pause(&commits, *moment)).collect();
+    ensure!(leaving.iter().chain(&coming).all(|pause| *pause > 0.0), "no commits at a change");
     let database = group.database;
     bench.servers.drop_database(database).await?;
     Ok(Pauses { heartbeat_ms, leaving, coming })

@@ -10,15 +10,15 @@ use crate::services::target_dir;
 /// Its version and its commit.
 const PREVIOUS: &str = include_str!("../previous_release");
 
-/// Version of the release before.
+/// Returns the version of the release before.
 pub fn previous_version() -> &'static str {
     PREVIOUS.split_whitespace().next().unwrap_or_default()
 }
 
-/// Program of the release before, without variables of this process that name an Oncebox.
+/// Returns the program of the release before, without variables that name an Oncebox.
 pub fn previous_release() -> Result<Command> {
-    let program: PathBuf =
-        target_dir().join("releases").join(format!("oncebox-{}", previous_version()));
+    let name = format!("oncebox-{}", PREVIOUS.trim().replace(' ', "-"));
+    let program: PathBuf = target_dir().join("releases").join(name);
     ensure!(
         program.is_file(),
         "`{}` is missing; run scripts/previous_release.sh",
@@ -42,7 +42,7 @@ pub async fn run_previous(arguments: &[&str], variables: &[(&str, &str)]) -> Res
     Ok(())
 }
 
-/// A command without variables of this process that name an Oncebox.
+/// Takes the variables that name an Oncebox from a command.
 pub(crate) fn apart(mut command: Command) -> Command {
     for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("ONCEBOX_")) {
         command.env_remove(variable);

@@ -6,15 +6,22 @@ use crate::report::{Report, Spread};
 /// Returns the throughput of hosts on a processor of their own each, as multiples of one host's in
 /// the same round.
 pub fn scaling(report: &Report) -> Table {
-    let mut table = Table::new("hosts of one consumer", &["hosts", "throughput"]);
+    let mut table =
+        Table::new("hosts of one consumer", &["hosts", "throughput", "loops without hosts"]);
     let Some(hosts) = &report.hosts else { return table };
     let Some(one) = hosts.scaling.first() else { return table };
     for scaling in &hosts.scaling {
-        let ratios = scaling.rates.iter().zip(&one.rates).map(|(rate, one)| rate / one);
-        let Some(Spread { median, min, max }) = Spread::of(ratios) else { continue };
-        table
-            .rows
-            .push(vec![scaling.hosts.to_string(), format!("{median:.2}× ({min:.2}–{max:.2})")]);
+        let cell = |of: &[f64], one: &[f64]| {
+            let ratios = of.iter().zip(one).map(|(of, one)| of / one);
+            Spread::of(ratios).map_or_else(String::new, |Spread { median, min, max }| {
+                format!("{median:.2}× ({min:.2}–{max:.2})")
+            })
+        };
+        table.rows.push(vec![
+            scaling.hosts.to_string(),
+            cell(&scaling.rates, &one.rates),
+            cell(&scaling.loops, &one.loops),
+        ]);
     }
     table
 }

@@ -36,7 +36,7 @@ pub(super) async fn run(api: &Api, json: bool) -> Result<()> {
         let consumers: Vec<_> =
             host.consumers.iter().map(|(state, count)| format!("{count} {state}")).collect();
         let (started, seen) = (output::time(host.started_at), output::time(host.seen_at));
-        let version = host.version.clone().unwrap_or_else(|| "0.1".to_owned());
+        let version = host.version.clone().unwrap_or_else(|| "-".to_owned());
         let (id, name) = (host.host_id.to_string(), host.name.clone());
         vec![id, name, version, started, seen, consumers.join(", ")]
     };

@@ -1,6 +1,6 @@
 //! `oncebox migrate`, and what it would do.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use chrono::Utc;
 use clap::Args;
 use oncebox_control::{MigrationPlan, PlannedLock};
@@ -55,18 +55,22 @@ async fn plan(config: &Config, json: bool) -> Result<()> {
             print(&database, plan);
         }
     }
-    for (tenant, plan) in plans {
-        if let Err(error) = plan {
-            let tenant = tenant.unwrap_or_default();
-            bail!("the database of tenant `{tenant}` could not be read: {error}");
-        }
-    }
+    let unread: Vec<String> = plans
+        .into_iter()
+        .filter_map(|(tenant, plan)| {
+            let (tenant, error) = (tenant.unwrap_or_default(), plan.err()?);
+            Some(format!("the database of tenant `{tenant}` could not be read: {error}"))
+        })
+        .collect();
+    ensure!(unread.is_empty(), "{}", unread.join("\n"));
     Ok(())
 }
 
 fn print(database: &str, plan: &MigrationPlan) {
     if plan.is_newer {
-        println!("{database}: a newer release has brought it up to date; nothing would change");
+        println!(
+            "{database}: a newer release has brought it up to date; no table and no function would change"
+        );
         return;
     }
     if plan.is_empty() {

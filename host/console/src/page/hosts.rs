@@ -23,7 +23,7 @@ pub(crate) async fn show(visit: Visit) -> Result<Page, Refusal> {
         .map(|host| {
             html! {
                 td { (host.name) }
-                td { (host.version.as_deref().unwrap_or("0.1")) }
+                td { (host.version.as_deref().unwrap_or("–")) }
                 td { (time(host.started_at)) }
                 td { (time(host.seen_at)) }
                 td { @for (name, count) in &host.consumers { (state(name)) " " (count) " " } }

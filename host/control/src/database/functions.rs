@@ -144,6 +144,18 @@ impl Functions {
         Ok(newest > Some(self.schema_number))
     }
 
+    /// Records the schema number of this program before anything else is changed. Where an update
+    /// ends half-way, hosts of the release before leave the database as it is: they do not know its
+    /// migrations, and the next host of this release goes on.
+    pub(crate) async fn supersede(&self, connection: &mut PgConnection) -> Result<(), InboxError> {
+        const RAISE: &str =
+            "UPDATE oncebox.function SET schema_number = $1 WHERE schema_number < $1";
+        if has_record(connection).await? {
+            sqlx::query(RAISE).bind(self.schema_number).execute(connection).await?;
+        }
+        Ok(())
+    }
+
     /// Returns whether the record or a function differs from the state that [`apply`](Self::apply)
     /// leaves.
     pub(crate) async fn are_behind(

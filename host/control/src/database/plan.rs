@@ -12,6 +12,7 @@ use sqlx::{PgConnection, migrate::Migration};
 use super::{
     functions::Functions,
     schema::{self, MIGRATIONS},
+    tenant_database::prepare::check_is_ours,
 };
 use crate::handles::TenantDatabases;
 
@@ -49,7 +50,7 @@ pub struct PlannedLock {
     pub bytes: i64,
     /// Transactions that use the table now. The migration waits for them, and hosts wait behind it.
     pub transactions: i64,
-    /// Start of the oldest of them.
+    /// Start of the oldest of those that the host's login may look at.
     pub oldest_since: Option<DateTime<Utc>>,
 }
 
@@ -64,9 +65,9 @@ pub enum LockTime {
 }
 
 impl MigrationPlan {
-    /// Returns whether the update would change nothing.
+    /// Returns whether the database has everything of this release.
     pub fn is_empty(&self) -> bool {
-        self.is_newer || self.migrations.is_empty() && self.functions.is_empty()
+        self.migrations.is_empty() && self.functions.is_empty()
     }
 }
 
@@ -99,15 +100,19 @@ impl TenantDatabases<'_> {
             return Ok(plans); // there is no tenant yet
         }
         for source in self.dedicated_tenants().await? {
-            let tenant = self.0.tenants().get(&source.tenant).await?;
-            let planned = async {
-                let mut connection = self.get(&tenant)?.connect().await?;
-                plan(&mut connection).await
-            };
-            let planned = planned.await;
-            plans.push((Some(tenant.name), planned));
+            match self.plan_of(&source.tenant).await {
+                Err(InboxError::NotFound(_)) => {} // deleted meanwhile
+                planned => plans.push((Some(source.tenant), planned)),
+            }
         }
         Ok(plans)
+    }
+
+    async fn plan_of(&self, tenant: &str) -> Result<MigrationPlan, InboxError> {
+        let tenant = self.0.tenants().get(tenant).await?;
+        let mut connection = self.get(&tenant)?.connect().await?;
+        check_is_ours(&mut connection, self.installation().await?, &tenant).await?;
+        plan(&mut connection).await
     }
 }
 
@@ -136,8 +141,8 @@ fn declared_locks(migration: &Migration) -> Vec<(&str, LockTime)> {
     let lines = migration.sql.as_str().lines().filter_map(|line| line.strip_prefix("-- Locks: "));
     lines
         .map(|line| {
-            let (table, time) = line.split_once(", ").expect("a table and a time");
-            (table, LockTime::parse(time).expect("a time that is known"))
+            let (table, time) = line.split_once(", ").expect("a test parses each migration");
+            (table, LockTime::parse(time).expect("a test parses each migration"))
         })
         .collect()
 }
@@ -150,9 +155,9 @@ async fn lock(
 ) -> Result<Option<PlannedLock>, InboxError> {
     const STATE: &str = "WITH parts AS (SELECT to_regclass($1)::oid AS oid UNION SELECT relid FROM \
             pg_partition_tree(to_regclass($1))), \
-            used AS (SELECT DISTINCT l.pid FROM pg_locks l JOIN parts p ON p.oid = l.relation \
-            WHERE l.granted AND l.pid <> pg_backend_pid() AND l.database = (SELECT oid FROM \
-            pg_database WHERE datname = current_database())) \
+            used AS (SELECT DISTINCT l.pid, l.virtualtransaction FROM pg_locks l JOIN parts p ON \
+            p.oid = l.relation WHERE l.granted AND l.pid IS DISTINCT FROM pg_backend_pid() AND \
+            l.database = (SELECT oid FROM pg_database WHERE datname = current_database())) \
         SELECT (SELECT sum(pg_table_size(oid))::bigint FROM parts), (SELECT count(*) FROM used), \
             (SELECT min(a.xact_start) FROM used JOIN pg_stat_activity a USING (pid))";
     let (bytes, transactions, oldest_since): (Option<i64>, i64, Option<DateTime<Utc>>) =

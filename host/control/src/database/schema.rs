@@ -1,16 +1,20 @@
 //! The host's own schema: the role that owns it, its migrations, and the privileges that are
 //! revoked from PUBLIC.
 
+use std::time::Duration;
+
 use oncebox_model::{
     connect::connect,
     error::{InboxError, plain},
-    sqlstate,
+    hooks, sqlstate,
     tx::answered,
 };
 use sqlx::{
     ConnectOptions, Connection, Executor, PgConnection, PgPool, migrate::MigrateError,
     postgres::PgConnectOptions,
 };
+
+use tokio::time::{Instant, sleep};
 
 use crate::{
     database::{
@@ -64,6 +68,11 @@ pub(crate) const GRANTS: &str = "DO $$ DECLARE g record; BEGIN \
         HAVING count(*) > 0 LOOP \
         EXECUTE format('GRANT USAGE ON SCHEMA oncebox_host TO %s', g.roles); \
     END LOOP; END $$";
+
+/// Longest wait of a migration for a table, during which hosts wait behind it, and the pause until
+/// it tries again.
+const LOCK_WAIT: &str = "1s";
+const LOCK_PAUSE: Duration = Duration::from_secs(2);
 
 /// Databases that every new server has. The host connects to one of them to create its own.
 const FIRST_DATABASES: [&str; 2] = ["postgres", "template1"];
@@ -150,21 +159,22 @@ pub async fn migrate_with(
     let mut admin = PgConnection::connect_with(options).await?;
     locks::take_for_session(&mut admin, HostLock::Migrate).await?;
     let owner = owner_role(&mut admin).await?;
-    let wait = format!("{}ms", MIGRATION_WAIT.as_millis());
     let settings =
-        [("role", owner.as_str()), ("search_path", "oncebox"), ("lock_timeout", wait.as_str())];
+        [("role", owner.as_str()), ("search_path", "oncebox"), ("lock_timeout", LOCK_WAIT)];
     // No answer timeout: building an index of a large inbox takes as long as it takes.
     let mut migrator = PgConnection::connect_with(
-        &options.clone().options(settings).answer_timeout(std::time::Duration::MAX),
+        &options.clone().options(settings).answer_timeout(Duration::MAX),
     )
     .await?;
     // Migrations write privilege lists, and functions that have one.
     lock_grants_for_session(&mut migrator).await?;
     // A host that is older than the database leaves it as it is.
     if !functions.are_superseded(&mut migrator).await? {
-        // `run_direct` does the work of `run` in a form that a task can hold: its bounds are not
-        // tied to one lifetime.
-        MIGRATIONS.run_direct(None, &mut migrator, false).await.map_err(explained)?;
+        if lacks_migrations(&mut migrator).await? {
+            functions.supersede(&mut migrator).await?;
+        }
+        run_migrations(&mut migrator).await?;
+        hooks::point("schema:migrated:before_functions");
         functions.apply(&mut migrator).await?;
     }
     migrator.close().await?;
@@ -172,6 +182,24 @@ pub async fn migrate_with(
     let open = close_public(&mut admin, &owner).await;
     admin.close().await?;
     Ok(open)
+}
+
+/// Runs the migrations that a database lacks. Hosts wait behind a migration that waits for a table,
+/// so it gives up soon, lets them pass, and tries again.
+async fn run_migrations(migrator: &mut PgConnection) -> Result<(), InboxError> {
+    let deadline = Instant::now() + MIGRATION_WAIT;
+    loop {
+        // `run_direct` does the work of `run` in a form that a task can hold: its bounds are not
+        // tied to one lifetime.
+        match MIGRATIONS.run_direct(None, &mut *migrator, false).await {
+            Err(MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _))
+                if locks::is_lock_timeout(&error) && Instant::now() < deadline =>
+            {
+                sleep(LOCK_PAUSE).await;
+            }
+            ran => return ran.map_err(explained),
+        }
+    }
 }
 
 /// Returns the error of a migration with advice where it waited for too long, or where this program
@@ -191,9 +219,9 @@ fn explained(error: MigrateError) -> InboxError {
             InboxError::HostLocked {
                 purpose: "change the host's tables",
                 text: format!(
-                    "waited {} s to change the host's tables, since other transactions use them; \
-                        stop hosts of older releases, and look in \
-                 `pg_stat_activity` for transactions that stay open ({error})",
+                    "tried for {} s to change the host's tables, which other transactions use; \
+                        look in `pg_stat_activity` for transactions that stay open, and try again \
+                        ({error})",
                     MIGRATION_WAIT.as_secs()
                 ),
             }
@@ -214,12 +242,16 @@ pub(crate) async fn newest_migration(
     Ok(sqlx::query_scalar(NEWEST).fetch_one(connection).await?)
 }
 
+/// Returns whether a database lacks migrations of this program.
+async fn lacks_migrations(connection: &mut PgConnection) -> Result<bool, InboxError> {
+    let newest = MIGRATIONS.iter().map(|migration| migration.version).max();
+    Ok(newest_migration(connection).await? < newest)
+}
+
 /// Returns whether a database lacks migrations or functions of this program. A database that a
 /// newer program has brought up to date is not behind: old code survives such changes.
 pub(crate) async fn is_behind(connection: &mut PgConnection) -> Result<bool, InboxError> {
-    if newest_migration(connection).await?
-        < MIGRATIONS.iter().map(|migration| migration.version).max()
-    {
+    if lacks_migrations(connection).await? {
         return Ok(true);
     }
     let functions = Functions::of_this_program();

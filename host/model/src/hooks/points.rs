@@ -71,6 +71,9 @@ pub const JOB_POINTS: &[&str] = &["job:lease:after", "job:end:before", "job:end:
 /// Every fail point of the copying of a dead letter.
 pub const COPY_POINTS: &[&str] = &["inbox:copied:before"];
 
+/// Every fail point of an update of the schema.
+pub const SCHEMA_POINTS: &[&str] = &["schema:migrated:before_functions"];
+
 /// Every fail point between the host's database and one that a tenant named.
 pub const TENANT_DATABASE_POINTS: &[&str] = &[
     "tenant_database:create:after",
@@ -133,6 +136,7 @@ pub(super) fn is_known(name: &str) -> bool {
         ACTION_POINTS,
         JOB_POINTS,
         COPY_POINTS,
+        SCHEMA_POINTS,
         TENANT_DATABASE_POINTS,
         REMOVAL_POINTS,
         RETENTION_POINTS,

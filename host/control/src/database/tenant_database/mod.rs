@@ -23,7 +23,7 @@ mod create;
 mod migrations;
 pub(crate) mod open;
 pub(crate) mod replica;
-mod prepare;
+pub(crate) mod prepare;
 mod redrive;
 
 use oncebox_model::{error::InboxError, session_target::SessionTarget};

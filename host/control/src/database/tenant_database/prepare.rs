@@ -137,7 +137,7 @@ impl TenantDatabase {
 /// Checks that the database is marked as this installation's for tenants. Fails where it was lost
 /// and recreated, or is another one under that address. An inbox that is empty there would treat
 /// every repeated message as new.
-pub(super) async fn check_is_ours(
+pub(crate) async fn check_is_ours(
     connection: &mut PgConnection,
     installation: Uuid,
     tenant: &Tenant,
