@@ -203,6 +203,39 @@ async fn functions_change_together_or_not_at_all() {
     fixture.finish().await;
 }
 
+/// What could go wrong: a plan names no function that an update would make, replace or drop.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plan_names_the_functions_that_would_change() {
+    let fixture = InboxFixture::new().await;
+    let planned = async || {
+        let mut plans = fixture.control.tenant_databases().migration_plans().await.unwrap();
+        let (tenant, plan) = plans.pop().unwrap();
+        assert!(tenant.is_none() && plans.is_empty());
+        plan.unwrap()
+    };
+    assert!(planned().await.is_empty());
+    let mut earlier = with(
+        without(Functions::of_this_program(), "oncebox.edit"),
+        "oncebox_host.release",
+        "RETURN FOUND",
+        "RETURN NULL",
+    );
+    earlier.texts.push(
+        "CREATE OR REPLACE FUNCTION oncebox.older() RETURNS int LANGUAGE plpgsql AS $$ BEGIN \
+            RETURN 1; END $$;"
+            .into(),
+    );
+    start(&fixture, &earlier).await.unwrap();
+    let plan = planned().await;
+    assert_eq!(plan.functions, ["oncebox.edit", "oncebox.older", "oncebox_host.release"]);
+    assert!(plan.migrations.is_empty() && !plan.is_newer);
+    start(&fixture, &later(0)).await.unwrap();
+    assert!(planned().await.is_empty());
+    start(&fixture, &later(1)).await.unwrap();
+    assert!(planned().await.is_newer);
+    fixture.finish().await;
+}
+
 /// What could go wrong: hosts of two releases start at once, and which texts are left is chance.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_hosts_that_start_at_once_the_newest_leaves_its_texts() {
