@@ -74,6 +74,7 @@ const BENCHMARK: Page = Page {
         ("./bench.sh --quick", MEASURES),
         ("./bench.sh --variants b,c,d", MEASURES),
         ("./bench.sh --parts latency", MEASURES),
+        ("./bench.sh --parts hosts", MEASURES),
         ("./bench.sh --parts pages", MEASURES),
         ("./bench.sh --parts history,removal,soak", MEASURES),
         ("./bench.sh --json report.json", MEASURES),
