@@ -164,18 +164,8 @@ impl<'a> Group<'a> {
         };
         let brokers = self.bench.servers.kafka.bootstrap();
         let sender = Sender::new(brokers, &self.topic, &load, &[("linger.ms", "0")])?;
-        spawn_blocking(move || -> Result<()> {
-            let begun = std::time::Instant::now();
-            for (number, order) in load.orders().iter().skip(range.start).enumerate() {
-                if let Some(rate) = rate {
-                    let due = Duration::from_secs_f64(number as f64 / rate);
-                    std::thread::sleep(due.saturating_sub(begun.elapsed()));
-                }
-                sender.send(order, "0")?;
-            }
-            sender.flush()
-        })
-        .await?
+        let orders = load.orders().split_off(range.start);
+        spawn_blocking(move || sender.send_at(&orders, rate, || "0".to_owned())).await?
     }
 
     /// Waits until so many messages completed, and checks that each has one row.
@@ -228,7 +218,7 @@ async fn scaled(bench: &mut Bench, component: &[u8], hosts: usize) -> Result<f64
     let worked = worked.await;
     end(children);
     worked?;
-    let commits = commits_by_partition(&group.database).await?;
+    let commits = group.database.commits_by_partition().await?;
     let rate = rate(commits.into_iter().map(|(_, at)| at).collect())?;
     let database = group.database;
     bench.servers.drop_database(database).await?;
@@ -300,19 +290,13 @@ async fn changes(bench: &mut Bench, heartbeat_ms: u32) -> Result<Pauses> {
     let worked = worked.await;
     end(moves.into_iter().chain([stays]).collect());
     worked?;
-    let commits = commits_by_partition(&group.database).await?;
+    let commits = group.database.commits_by_partition().await?;
     let leaving: Vec<_> = left.iter().map(|moment| pause(&commits, *moment)).collect();
     let coming: Vec<_> = came.iter().map(|moment| pause(&commits, *moment)).collect();
     ensure!(leaving.iter().chain(&coming).all(|pause| *pause > 0.0), "no commits at a change");
     let database = group.database;
     bench.servers.drop_database(database).await?;
     Ok(Pauses { heartbeat_ms, leaving, coming })
-}
-
-async fn commits_by_partition(database: &Database) -> Result<Vec<(i32, f64)>> {
-    const COMMITS: &str = "SELECT partition, extract(epoch FROM \
-        pg_xact_commit_timestamp(xmin))::float8 * 1e6 FROM oncebox.inbox ORDER BY 1, 2";
-    Ok(sqlx::query_as(COMMITS).fetch_all(&mut database.connect().await?).await?)
 }
 
 /// Returns the longest time between two commits of any partition that overlaps a change.

@@ -78,14 +78,8 @@ pub async fn send_steadily(
     })
     .await??;
     until_committed(&started.database, WARM_UP as i64).await?;
-    tokio::task::spawn_blocking(move || -> Result<()> {
-        let begun = std::time::Instant::now();
-        for (number, order) in rest.iter().enumerate() {
-            let due = Duration::from_secs_f64(number as f64 / rate);
-            std::thread::sleep(due.saturating_sub(begun.elapsed()));
-            measured.send(order, &format!("{:.0}", now_us()))?;
-        }
-        measured.flush()
+    tokio::task::spawn_blocking(move || {
+        measured.send_at(&rest, Some(rate), || format!("{:.0}", now_us()))
     })
     .await??;
     bench.wait(job, started, topic).await

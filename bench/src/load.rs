@@ -305,6 +305,25 @@ impl Sender {
         Ok(())
     }
 
+    /// Sends orders at a rate a second, or as fast as it can, each with a note of its moment, and
+    /// waits until the broker has them.
+    pub fn send_at(
+        &self,
+        orders: &[Order],
+        rate: Option<f64>,
+        note: impl Fn() -> String,
+    ) -> Result<()> {
+        let begun = Instant::now();
+        for (number, order) in orders.iter().enumerate() {
+            if let Some(rate) = rate {
+                let due = Duration::from_secs_f64(number as f64 / rate);
+                std::thread::sleep(due.saturating_sub(begun.elapsed()));
+            }
+            self.send(order, &note())?;
+        }
+        self.flush()
+    }
+
     /// Waits until all messages are sent.
     pub fn flush(&self) -> Result<()> {
         self.producer.flush(TIMEOUT).context("failed to send all messages")

@@ -247,6 +247,14 @@ impl Database {
         Ok(sqlx::query_scalar(BYTES).fetch_one(&mut self.connect().await?).await?)
     }
 
+    /// Returns the partition of each message with the time of its commit, microseconds since the
+    /// Unix epoch. Ordered by both.
+    pub async fn commits_by_partition(&self) -> Result<Vec<(i32, f64)>> {
+        const COMMITS: &str = "SELECT partition, extract(epoch FROM \
+            pg_xact_commit_timestamp(xmin))::float8 * 1e6 FROM oncebox.inbox ORDER BY 1, 2";
+        Ok(sqlx::query_as(COMMITS).fetch_all(&mut self.connect().await?).await?)
+    }
+
     /// Returns the time of each commit of orders, microseconds since the Unix epoch, with the
     /// number of orders in it. Earliest first.
     pub async fn commits(&self) -> Result<Vec<(f64, i64)>> {

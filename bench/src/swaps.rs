@@ -109,10 +109,7 @@ fn with_section(component: &[u8]) -> Vec<u8> {
 /// Returns, for each moment and partition, the longest time between two commits that a swap at that
 /// moment could have caused. Sorted, milliseconds.
 async fn gaps(database: &Database, moments: &[f64]) -> Result<Vec<f64>> {
-    const COMMITS: &str = "SELECT partition, extract(epoch FROM \
-        pg_xact_commit_timestamp(xmin))::float8 * 1e6 FROM oncebox.inbox ORDER BY 1, 2";
-    let commits: Vec<(i32, f64)> =
-        sqlx::query_as(COMMITS).fetch_all(&mut database.connect().await?).await?;
+    let commits = database.commits_by_partition().await?;
     let mut gaps: Vec<f64> = Vec::new();
     for of_partition in commits.chunk_by(|one, other| one.0 == other.0) {
         for moment in moments {

@@ -144,8 +144,8 @@ impl Functions {
         Ok(newest > Some(self.schema_number))
     }
 
-    /// Records the schema number of this program before anything else is changed. Where an update
-    /// ends half-way, hosts of the release before leave the database as it is: they do not know its
+    /// Records the schema number of this program, also before its migrations. Where an update ends
+    /// half-way, hosts of the release before leave the database as it is: they do not know its
     /// migrations, and the next host of this release goes on.
     pub(crate) async fn supersede(&self, connection: &mut PgConnection) -> Result<(), InboxError> {
         const RAISE: &str =
@@ -214,10 +214,7 @@ impl Functions {
             record(&mut tx, text, self.schema_number).await?;
         }
         // Includes functions that stay: a program that only drops one supersedes the others too.
-        sqlx::query("UPDATE oncebox.function SET schema_number = $1 WHERE schema_number < $1")
-            .bind(self.schema_number)
-            .execute(&mut *tx)
-            .await?;
+        self.supersede(&mut tx).await?;
         tx.execute(sqlx::raw_sql(GRANTS)).await?;
         Ok(tx.commit().await?)
     }
