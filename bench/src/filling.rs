@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(fixture.number(old_rows).await, 500);
 
         let retention = fixture.control.retention();
-        let database = retention.databases().await.expect("databases").remove(0);
+        let database = fixture.control.tenant_databases().all().await.expect("databases").remove(0);
         let report = retention.report(&database).await.expect("a report");
         let state = |period: &Period| {
             let found = report.partitions.iter().find(|partition| partition.name == period.name);

@@ -49,7 +49,8 @@ pub async fn carry_out(control: &Control, tenant: &str, new: &NewJob) -> Result<
 /// Works on a job until it is over, or waits for the host that does.
 pub async fn work_off(control: &Control, tenant: &str, job_id: i64) -> Result<Job> {
     let jobs = control.jobs();
-    let (database, began) = (jobs.database(tenant).await?, Instant::now());
+    let database = control.tenant_databases().get(&control.tenants().get(tenant).await?)?;
+    let began = Instant::now();
     loop {
         let job = jobs.show(tenant, job_id).await?;
         if job.state != "running" {

@@ -33,7 +33,7 @@ impl RelayHost for FixtureHost {
     }
 
     fn databases(&self) -> BoxFuture<'_, Result<Vec<RelayDatabase>, InboxError>> {
-        let databases = vec![RelayDatabase { tenant: None, pool: self.pool.clone() }];
+        let databases = vec![RelayDatabase { name: None, pool: self.pool.clone() }];
         Box::pin(std::future::ready(Ok(databases)))
     }
 

@@ -11,6 +11,7 @@ mod components;
 mod connections;
 mod consumer_changes;
 mod consumers;
+mod databases;
 mod deployments;
 mod doctor;
 mod edit;

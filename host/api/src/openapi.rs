@@ -15,10 +15,10 @@ use utoipa::{
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
-    Api, archive, audit, auth::ROLE_KEY, changes, consumer_changes, consumers, deployments, doctor,
-    edit, endpoints, erase, error::ProblemDetails, export, handlers, horizon, hosts, inbox, jobs,
-    lag, migrations, outgoing, readiness, replays, retention, seek, shadows, storage, stores,
-    tenant_changes, tenants, tokens, unmask, verifications, versions, whoami,
+    Api, archive, audit, auth::ROLE_KEY, changes, consumer_changes, consumers, databases,
+    deployments, doctor, edit, endpoints, erase, error::ProblemDetails, export, handlers, horizon,
+    hosts, inbox, jobs, lag, migrations, outgoing, readiness, replays, retention, seek, shadows,
+    storage, stores, tenant_changes, tenants, tokens, unmask, verifications, versions, whoami,
 };
 
 /// Returns the routes and their document. A route that is missing here does not exist.
@@ -69,6 +69,7 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(tokens::revoke_of_tenant))
         .routes(routes!(audit::list))
         .routes(routes!(audit::list_of_tenant))
+        .routes(routes!(databases::list))
         .routes(routes!(hosts::list))
         .routes(routes!(doctor::show))
         .routes(routes!(retention::show))

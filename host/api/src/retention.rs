@@ -13,7 +13,10 @@ use oncebox_model::InboxError;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Api, auth::Caller, error::ApiError, extract, tenant_changes::Nothing};
+use crate::{
+    Api, auth::Caller, databases::DatabaseLabelBody, error::ApiError, extract,
+    tenant_changes::Nothing,
+};
 
 /// Longest wait for one database, before the answer is given without it.
 const ANSWER_MAX: Duration = Duration::from_secs(12);
@@ -28,7 +31,7 @@ const OTHER_MAX: Duration = Duration::from_secs(3_600);
 pub struct RetentionBody {
     /// Newest run that a request began in the process that answers; null where there was none.
     pub run: Option<RetentionRunBody>,
-    /// The databases: the host's first, then those that tenants named.
+    /// The databases: the host's first, then the others by name.
     pub databases: Vec<RetentionDatabaseBody>,
 }
 
@@ -36,8 +39,9 @@ pub struct RetentionBody {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = RetentionDatabase)]
 pub struct RetentionDatabaseBody {
-    /// Tenant that named the database; null for the host's.
-    pub tenant: Option<String>,
+    /// The database.
+    #[serde(flatten)]
+    pub label: DatabaseLabelBody,
     /// Cause where the database does not answer. Then the lists are empty.
     pub error: Option<String>,
     /// Time partitions of the inbox, by the time at which they are due.
@@ -141,8 +145,9 @@ pub struct RetentionRunBody {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = RetentionFailure)]
 pub struct RetentionFailureBody {
-    /// Tenant that named the database; null for the host's.
-    pub tenant: Option<String>,
+    /// The database.
+    #[serde(flatten)]
+    pub label: DatabaseLabelBody,
     /// Name of the partition; null for the whole database.
     pub partition: Option<String>,
     /// Cause.
@@ -165,8 +170,9 @@ pub struct RetentionBegunBody {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = DuePartition)]
 pub struct DuePartitionBody {
-    /// Tenant that named the database; null for the host's.
-    pub tenant: Option<String>,
+    /// The database.
+    #[serde(flatten)]
+    pub label: DatabaseLabelBody,
     /// The partition.
     pub partition: TimePartitionBody,
 }
@@ -233,8 +239,8 @@ impl From<oncebox_control::Forgotten> for ForgottenBody {
 
 impl From<oncebox_control::RetentionFailure> for RetentionFailureBody {
     fn from(failure: oncebox_control::RetentionFailure) -> Self {
-        let oncebox_control::RetentionFailure { tenant, partition, error } = failure;
-        Self { tenant, partition, error }
+        let oncebox_control::RetentionFailure { label, partition, error } = failure;
+        Self { label: label.into(), partition, error }
     }
 }
 
@@ -327,7 +333,7 @@ async fn databases(control: &Control) -> Result<Vec<RetentionDatabaseBody>, Inbo
         let control = control.clone();
         async move { body(&control, database).await }
     };
-    let reads: Vec<_> = control.retention().databases().await?.into_iter().map(read).collect();
+    let reads: Vec<_> = control.tenant_databases().all().await?.into_iter().map(read).collect();
     Ok(futures::stream::iter(reads).buffered(AT_ONCE).collect().await)
 }
 
@@ -337,7 +343,7 @@ async fn body(control: &Control, database: InboxDatabase) -> RetentionDatabaseBo
         Ok::<_, InboxError>((report, control.retention().forgotten(&database).await?))
     };
     let nothing = |error: String| RetentionDatabaseBody {
-        tenant: database.tenant.clone(),
+        label: database.label.clone().into(),
         error: Some(error),
         partitions: Vec::new(),
         removals: Vec::new(),
@@ -345,7 +351,7 @@ async fn body(control: &Control, database: InboxDatabase) -> RetentionDatabaseBo
     };
     match tokio::time::timeout(ANSWER_MAX, answer).await {
         Ok(Ok((report, forgotten))) => RetentionDatabaseBody {
-            tenant: report.tenant,
+            label: report.label.into(),
             error: None,
             partitions: report.partitions.into_iter().map(Into::into).collect(),
             removals: report.removals.into_iter().map(Into::into).collect(),
@@ -359,11 +365,11 @@ async fn body(control: &Control, database: InboxDatabase) -> RetentionDatabaseBo
 /// Returns the partitions that a run removes.
 fn due(databases: Vec<RetentionDatabaseBody>) -> Vec<DuePartitionBody> {
     let due = databases.into_iter().flat_map(|database| {
-        let RetentionDatabaseBody { tenant, partitions, .. } = database;
+        let RetentionDatabaseBody { label, partitions, .. } = database;
         partitions
             .into_iter()
             .filter(|partition| partition.is_due && partition.is_ours)
-            .map(move |partition| DuePartitionBody { tenant: tenant.clone(), partition })
+            .map(move |partition| DuePartitionBody { label: label.clone(), partition })
     });
     due.collect()
 }

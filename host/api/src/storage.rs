@@ -5,7 +5,9 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use axum::{Json, extract::State};
 use chrono::{DateTime, Utc};
 use futures::StreamExt;
-use oncebox_control::{BudgetExcess, Control, InboxDatabase, StorageReport, Tenant, TenantStorage};
+use oncebox_control::{
+    BudgetExcess, Control, DatabaseLabel, InboxDatabase, StorageReport, Tenant, TenantStorage,
+};
 use oncebox_model::InboxError;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -13,6 +15,7 @@ use utoipa::ToSchema;
 use crate::{
     Api,
     auth::Caller,
+    databases::DatabaseLabelBody,
     error::{ApiError, Code},
     extract::Path,
     shared_answers::{AnswerLost, SharedAnswers},
@@ -111,8 +114,9 @@ pub enum BudgetExcessBody {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = StorageDatabase)]
 pub struct StorageDatabaseBody {
-    /// Tenant that named the database; null for the host's.
-    pub tenant: Option<String>,
+    /// The database.
+    #[serde(flatten)]
+    pub label: DatabaseLabelBody,
     /// Cause where the database does not answer. Then the list is empty.
     pub error: Option<String>,
     /// Time partitions of the inbox.
@@ -185,8 +189,8 @@ impl TenantStorageBody {
     }
 }
 
-/// The last measurement of each database, by the tenant that named it.
-pub(crate) type StorageReports = SharedAnswers<Option<String>, Arc<StorageReport>, Arc<InboxError>>;
+/// The last measurement of each database.
+pub(crate) type StorageReports = SharedAnswers<DatabaseLabel, Arc<StorageReport>, Arc<InboxError>>;
 
 /// Creates the store of measurements.
 pub(crate) fn reports() -> StorageReports {
@@ -206,13 +210,13 @@ pub(crate) async fn show(
     let budgets: HashMap<_, _> = tenants.into_iter().map(budget).collect();
     let read = |database: InboxDatabase| {
         let (api, control) = (api.clone(), caller.control.clone());
-        async move { (database.tenant.clone(), measured(&api, control, database).await) }
+        async move { (database.label.clone(), measured(&api, control, database).await) }
     };
-    let databases = caller.control.retention().databases().await?;
+    let databases = caller.control.tenant_databases().all().await?;
     let reads: Vec<_> = databases.into_iter().map(read).collect();
     let reports: Vec<_> = futures::stream::iter(reads).buffered(AT_ONCE).collect().await;
     let mut body = StorageBody { tenants: Vec::new(), databases: Vec::new() };
-    for (tenant, report) in reports {
+    for (label, report) in reports {
         let (partitions, error) = match report {
             Ok(report) => {
                 body.tenants.extend(report.tenants.iter().map(|storage| {
@@ -223,7 +227,7 @@ pub(crate) async fn show(
             }
             Err(error) => (Vec::new(), Some(error.to_string())),
         };
-        body.databases.push(StorageDatabaseBody { tenant, error, partitions });
+        body.databases.push(StorageDatabaseBody { label: label.into(), error, partitions });
     }
     Ok(Json(body))
 }
@@ -237,7 +241,7 @@ pub(crate) async fn show_of_tenant(
     Path(tenant): Path<String>,
 ) -> Result<Json<TenantStorageBody>, ApiError> {
     let tenant = caller.control.tenants().get(&tenant).await?;
-    let database = caller.control.storage().database_of(&tenant)?;
+    let database = caller.control.tenant_databases().inbox_of(&tenant)?;
     let report = measured(&api, caller.control, database).await?;
     let found = report.tenants.iter().find(|storage| storage.tenant == tenant.name).cloned();
     let storage = found.unwrap_or_else(|| TenantStorage::empty(&tenant.name));
@@ -253,7 +257,7 @@ pub(crate) async fn bytes_per_day(
     consumer: &str,
 ) -> Option<u64> {
     let row = control.tenants().get(tenant).await.ok()?;
-    let database = control.storage().database_of(&row).ok()?;
+    let database = control.tenant_databases().inbox_of(&row).ok()?;
     let report = measured(api, control.clone(), database).await.ok()?;
     let storage = report.tenants.iter().find(|storage| storage.tenant == tenant)?;
     let found = storage.consumers.iter().find(|storage| storage.consumer == consumer)?;
@@ -267,10 +271,10 @@ async fn measured(
     control: Control,
     database: InboxDatabase,
 ) -> Result<Arc<StorageReport>, MeasureError> {
-    let tenant = database.tenant.clone();
+    let label = database.label.clone();
     let measuring =
         async move { control.storage().report(&database).await.map(Arc::new).map_err(Arc::new) };
-    let report = api.storage_reports().get(api.tasks(), tenant, measuring);
+    let report = api.storage_reports().get(api.tasks(), label, measuring);
     match tokio::time::timeout(ANSWER_MAX, report).await {
         Ok(Ok(report)) => report.map_err(MeasureError::Inbox),
         Ok(Err(error)) => Err(MeasureError::Lost(error)),

@@ -28,8 +28,8 @@ pub struct TenantBody {
     pub login: String,
     /// Login that owns the schema.
     pub owner_login: String,
-    /// Host, port and name of the tenant's own database, which holds its inbox and tables. Absent
-    /// where they are in the host's.
+    /// Name of the database with its inbox and tables in the configuration of hosts, or host, port
+    /// and name of one that the tenant named. Absent where they are in the host's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub database: Option<String>,
     /// `active`, `suspended` or `deleting`.
@@ -88,6 +88,10 @@ pub struct NewTenant {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(write_only)]
     pub database_url: Option<String>,
+    /// Name of a database in the configuration of hosts that holds its inbox and tables. Without a
+    /// name and a URL, the host chooses one by weight; where it has none, the host's database.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub database: Option<String>,
 }
 
 /// Leaves out the URL, which holds a password.
@@ -115,9 +119,16 @@ pub(crate) async fn create(
     extract::Json(new): extract::Json<NewTenant>,
 ) -> Result<(StatusCode, Json<TenantBody>), ApiError> {
     let url = new.database_url.as_deref().map(DatabaseUrl::parse).transpose()?;
-    let tenant = match &url {
-        Some(url) => caller.control.tenants().create_dedicated(&new.name, url).await?,
-        None => caller.control.tenants().create(&new.name).await?,
+    let tenants = caller.control.tenants();
+    let tenant = match (&url, &new.database) {
+        (Some(url), None) => tenants.create_dedicated(&new.name, url).await?,
+        (None, Some(database)) => tenants.create_in(&new.name, database).await?,
+        (None, None) => tenants.create(&new.name).await?,
+        (Some(_), Some(_)) => {
+            return Err(ApiError::invalid(
+                "a tenant has one database: leave out `database` or `database_url`",
+            ));
+        }
     };
     for migration in &new.migrations {
         if let Err(error) = caller

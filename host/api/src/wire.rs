@@ -14,6 +14,7 @@ pub use crate::{
         ConsumerBody, DuplicatesBody, HostConsumerStatusBody, NewConsumer, QuarantineBody,
         SeekOffsetBody, VersionBreakerBody,
     },
+    databases::{DatabaseBody, DatabaseLabelBody},
     deployments::{
         DeploymentBody, GrantBody, GuardBody, NewCanary, NewDeploymentBody, NewShadow, RetriesBody,
     },

@@ -44,6 +44,7 @@ mod erase;
 // What the inbox remembers.
 mod horizon;
 // The installation.
+mod databases;
 mod hosts;
 mod doctor;
 mod retention;
@@ -168,6 +169,8 @@ enum ApiCommand {
     Why(why::WhyArgs),
     /// Erase the payloads of a data subject, and prove it
     Erase(erase::EraseArgs),
+    /// List the databases in which hosts place tenants
+    Databases,
     /// List the hosts that run
     Hosts,
     /// Look whether the database keeps tenants apart, and say what to do where it does not
@@ -322,6 +325,7 @@ async fn speak(api: &Api, command: ApiCommand, json: bool) -> Result<()> {
         ApiCommand::Replay(command) => replay::run(api, command, json).await,
         ApiCommand::Why(args) => why::run(api, args, json).await,
         ApiCommand::Erase(args) => erase::run(api, args, json).await,
+        ApiCommand::Databases => databases::run(api, json).await,
         ApiCommand::Hosts => hosts::run(api, json).await,
         ApiCommand::Doctor => doctor::run(api, json).await,
         ApiCommand::Retention(command) => retention::run(api, command, json).await,

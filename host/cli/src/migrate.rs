@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use chrono::Utc;
 use clap::Args;
+use oncebox_api::wire::DatabaseLabelBody;
 use oncebox_control::{MigrationPlan, PlannedLock};
 use oncebox_devkit::output;
 use oncebox_server::{
@@ -38,28 +39,28 @@ pub(super) async fn run(config: &Config, args: &MigrateArgs, json: bool) -> Resu
 async fn plan(config: &Config, json: bool) -> Result<()> {
     let plans = serve::migration_plans(config).await?;
     if json {
-        let all: Vec<Value> = plans
+        let all = plans
             .iter()
-            .map(|(tenant, plan)| match plan {
-                Ok(plan) => json!({ "tenant": tenant, "plan": plan }),
-                Err(error) => json!({ "tenant": tenant, "error": error.to_string() }),
+            .map(|(label, plan)| {
+                let mut shown = serde_json::to_value(DatabaseLabelBody::from(label.clone()))?;
+                match plan {
+                    Ok(plan) => shown["plan"] = json!(plan),
+                    Err(error) => shown["error"] = json!(error.to_string()),
+                }
+                Ok(shown)
             })
-            .collect();
+            .collect::<Result<Vec<Value>>>()?;
         output::json(&all)?;
     } else {
-        for (tenant, plan) in plans.iter().filter_map(|(t, plan)| Some((t, plan.as_ref().ok()?))) {
-            let database = match tenant {
-                Some(tenant) => format!("the database of tenant `{tenant}`"),
-                None => "the host's database".to_owned(),
-            };
-            print(&database, plan);
+        for (label, plan) in plans.iter().filter_map(|(l, plan)| Some((l, plan.as_ref().ok()?))) {
+            print(&DatabaseLabelBody::from(label.clone()).to_string(), plan);
         }
     }
     let unread: Vec<String> = plans
         .into_iter()
-        .filter_map(|(tenant, plan)| {
-            let (tenant, error) = (tenant.unwrap_or_default(), plan.err()?);
-            Some(format!("the database of tenant `{tenant}` could not be read: {error}"))
+        .filter_map(|(label, plan)| {
+            let (label, error) = (DatabaseLabelBody::from(label), plan.err()?);
+            Some(format!("{label} could not be read: {error}"))
         })
         .collect();
     ensure!(unread.is_empty(), "{}", unread.join("\n"));

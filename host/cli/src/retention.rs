@@ -5,8 +5,8 @@ use std::{collections::HashMap, time::Duration};
 use anyhow::{Result, bail};
 use clap::Subcommand;
 use oncebox_api::wire::{
-    ForgottenBody, Nothing, RemovalBody, RetentionBegunBody, RetentionBody, RetentionDatabaseBody,
-    RetentionFailureBody, RetentionRunBody, TimePartitionBody,
+    DatabaseLabelBody, ForgottenBody, Nothing, RemovalBody, RetentionBegunBody, RetentionBody,
+    RetentionDatabaseBody, RetentionFailureBody, RetentionRunBody, TimePartitionBody,
 };
 use oncebox_devkit::{
     api::{Api, path},
@@ -170,13 +170,13 @@ fn ended(retention: &RetentionBody, followed: &RetentionRunBody) -> Option<Reten
     let mut failed: Vec<_> = each(retention, |database| &database.removals)
         .filter_map(|(database, removal)| {
             let error = removal.error.clone().filter(|_| removal.state != DROPPED)?;
-            let (tenant, partition) = (database.tenant.clone(), Some(removal.partition.clone()));
-            Some(RetentionFailureBody { tenant, partition, error })
+            let (label, partition) = (database.label.clone(), Some(removal.partition.clone()));
+            Some(RetentionFailureBody { label, partition, error })
         })
         .collect();
     let has_failed = |database: &RetentionDatabaseBody, name: &str| {
         failed.iter().any(|failure| {
-            failure.tenant == database.tenant && failure.partition.as_deref() == Some(name)
+            failure.label == database.label && failure.partition.as_deref() == Some(name)
         })
     };
     let is_left = each(retention, |database| &database.partitions).any(|(database, partition)| {
@@ -186,8 +186,8 @@ fn ended(retention: &RetentionBody, followed: &RetentionRunBody) -> Option<Reten
         return None;
     }
     failed.extend(retention.databases.iter().filter_map(|database| {
-        let (tenant, error) = (database.tenant.clone(), database.error.clone()?);
-        Some(RetentionFailureBody { tenant, partition: None, error })
+        let (label, error) = (database.label.clone(), database.error.clone()?);
+        Some(RetentionFailureBody { label, partition: None, error })
     }));
     let removed = each(retention, |database| &database.removals)
         .filter(|(_, removal)| removal.dropped_at.is_some_and(|at| at >= followed.began_at))
@@ -197,7 +197,7 @@ fn ended(retention: &RetentionBody, followed: &RetentionRunBody) -> Option<Reten
 
 /// The removals that were printed, with the line of each.
 #[derive(Default)]
-struct Printed(HashMap<(Option<String>, String), String>);
+struct Printed(HashMap<(DatabaseLabelBody, String), String>);
 
 impl Printed {
     /// Returns the lines that are new, the earliest removal first.
@@ -206,7 +206,7 @@ impl Printed {
         for database in &retention.databases {
             for removal in database.removals.iter().rev() {
                 let (key, line) = (
-                    (database.tenant.clone(), removal.partition.clone()),
+                    (database.label.clone(), removal.partition.clone()),
                     progress(database, removal),
                 );
                 if self.0.insert(key, line.clone()).as_ref() != Some(&line) {
@@ -220,7 +220,7 @@ impl Printed {
 
 /// Returns the progress of a removal, as a line.
 fn progress(database: &RetentionDatabaseBody, removal: &RemovalBody) -> String {
-    let name = named(database.tenant.as_deref(), &removal.partition);
+    let name = named(&database.label, &removal.partition);
     let (moved, removed) = (messages(removal.moved), messages(removal.removed.unwrap_or_default()));
     let bytes = output::bytes(removal.bytes.unwrap_or_default());
     match (&removal.error, removal.state.as_str()) {
@@ -276,36 +276,29 @@ fn has_tenants(retention: &RetentionBody) -> bool {
 
 /// Returns the cell of that column, if there is one. It is empty for the host's database.
 fn of_tenant(retention: &RetentionBody, database: &RetentionDatabaseBody) -> Option<String> {
-    has_tenants(retention).then(|| database.tenant.clone().unwrap_or_default())
+    has_tenants(retention).then(|| database.label.name().unwrap_or_default().to_owned())
 }
 
 /// Prints the databases that did not answer.
 fn errors(retention: &RetentionBody) {
     for database in &retention.databases {
         if let Some(error) = &database.error {
-            println!("{}: {error}", shown_database(database.tenant.as_deref()));
+            println!("{}: {error}", database.label);
         }
     }
 }
 
-fn shown_database(tenant: Option<&str>) -> String {
-    tenant.map_or_else(
-        || "the host's database".to_owned(),
-        |tenant| format!("the database of tenant `{tenant}`"),
-    )
-}
-
 fn shown_failure(failure: &RetentionFailureBody) -> String {
     let name = match &failure.partition {
-        Some(partition) => named(failure.tenant.as_deref(), partition),
-        None => shown_database(failure.tenant.as_deref()),
+        Some(partition) => named(&failure.label, partition),
+        None => failure.label.to_string(),
     };
     format!("{name}: {}", failure.error)
 }
 
-/// Returns the name of a partition, with the tenant that named its database.
-fn named(tenant: Option<&str>, partition: &str) -> String {
-    tenant.map_or_else(|| partition.to_owned(), |tenant| format!("{tenant}: {partition}"))
+/// Returns the name of a partition, with its database where that is not the host's.
+fn named(label: &DatabaseLabelBody, partition: &str) -> String {
+    label.name().map_or_else(|| partition.to_owned(), |name| format!("{name}: {partition}"))
 }
 
 fn is_removable(partition: &TimePartitionBody) -> bool {

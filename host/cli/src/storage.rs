@@ -130,7 +130,7 @@ fn classes(databases: &[StorageDatabaseBody]) {
         }
         for (class, (partitions, bytes)) in classes {
             let mut row = vec![class.to_owned(), output::number(partitions), output::bytes(bytes)];
-            row.extend(has_tenants.then(|| database.tenant.clone().unwrap_or_default()));
+            row.extend(has_tenants.then(|| database.label.name().unwrap_or_default().to_owned()));
             rows.push(row);
         }
     }
@@ -142,10 +142,7 @@ fn classes(databases: &[StorageDatabaseBody]) {
 fn errors(databases: &[StorageDatabaseBody]) {
     for database in databases {
         if let Some(error) = &database.error {
-            match &database.tenant {
-                Some(tenant) => println!("the database of tenant `{tenant}`: {error}"),
-                None => println!("the host's database: {error}"),
-            }
+            println!("{}: {error}", database.label);
         }
     }
 }

@@ -31,6 +31,9 @@ pub(super) enum TenantCommand {
         /// instead of the host's; or ONCEBOX_TENANT_DATABASE_URL
         #[arg(long)]
         database_url_file: Option<PathBuf>,
+        /// Name of a database of the hosts' configuration; without it the host chooses by weight
+        #[arg(long, conflicts_with = "database_url_file")]
+        database: Option<String>,
     },
     /// List tenants
     List,
@@ -68,9 +71,13 @@ pub(super) enum TenantCommand {
 
 pub(super) async fn run(api: &Api, command: TenantCommand, json: bool) -> Result<()> {
     match command {
-        TenantCommand::Create { name, schema, database_url_file } => {
-            let database_url = database_url(database_url_file.as_deref())?;
-            create(api, &name, &schema, database_url, json).await
+        TenantCommand::Create { name, schema, database_url_file, database } => {
+            let database_url = match database {
+                Some(_) => None,
+                None => database_url(database_url_file.as_deref())?,
+            };
+            let new = NewTenant { name, migrations: Vec::new(), database_url, database };
+            create(api, new, &schema, json).await
         }
         TenantCommand::List => list(api, json).await,
         TenantCommand::Show { tenant } => {
@@ -146,6 +153,10 @@ fn show(tenant: &wire::TenantBody, json: bool) -> Result<()> {
     let mut rows = vec![
         vec!["tenant".to_owned(), tenant.name.clone()],
         vec!["state".to_owned(), tenant.state.clone()],
+        vec![
+            "database".to_owned(),
+            tenant.database.clone().unwrap_or_else(|| "the host's".to_owned()),
+        ],
         vec!["schema".to_owned(), tenant.schema_name.clone()],
         vec!["login of handlers".to_owned(), tenant.login.clone()],
         vec!["login of the owner".to_owned(), tenant.owner_login.clone()],
@@ -156,29 +167,24 @@ fn show(tenant: &wire::TenantBody, json: bool) -> Result<()> {
     Ok(())
 }
 
-async fn create(
-    api: &Api,
-    name: &str,
-    schema: &[PathBuf],
-    database_url: Option<String>,
-    json: bool,
-) -> Result<()> {
+async fn create(api: &Api, new: NewTenant, schema: &[PathBuf], json: bool) -> Result<()> {
     let files: Vec<_> = schema
         .iter()
         .map(|path| Migration::read(path, &|path| std::fs::read(path)))
         .collect::<Result<_>>()?;
     let migrations = files.iter().map(Migration::to_send).collect();
-    let tenant: wire::TenantBody = api
-        .post(&path(&["tenants"]), &NewTenant { name: name.to_owned(), migrations, database_url })
-        .await?;
+    let new = NewTenant { migrations, ..new };
+    let tenant: wire::TenantBody = api.post(&path(&["tenants"]), &new).await?;
     if json {
         return output::json(&tenant);
     }
-    let place = tenant
-        .database
-        .map(|database| format!(" of its own database {database}"))
-        .unwrap_or_default();
-    println!("tenant `{name}` created; its tables live in schema `{}`{place}", tenant.schema_name);
+    let place = match tenant.database {
+        Some(database) if new.database_url.is_some() => format!(" of its own database {database}"),
+        Some(database) => format!(" of database `{database}`"),
+        None => String::new(),
+    };
+    let (name, schema) = (tenant.name, tenant.schema_name);
+    println!("tenant `{name}` created; its tables live in schema `{schema}`{place}");
     Ok(())
 }
 
@@ -190,9 +196,11 @@ async fn list(api: &Api, json: bool) -> Result<()> {
     let rows: Vec<_> = tenants
         .iter()
         .map(|t| {
-            vec![t.name.clone(), t.state.clone(), t.schema_name.clone(), output::time(t.created_at)]
+            let created = output::time(t.created_at);
+            let database = t.database.clone().unwrap_or_else(|| "-".to_owned());
+            vec![t.name.clone(), t.state.clone(), database, t.schema_name.clone(), created]
         })
         .collect();
-    output::table(&["TENANT", "STATE", "SCHEMA", "CREATED"], &rows);
+    output::table(&["TENANT", "STATE", "DATABASE", "SCHEMA", "CREATED"], &rows);
     Ok(())
 }

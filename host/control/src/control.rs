@@ -10,7 +10,11 @@ use oncebox_model::{error::InboxError, tx::bounded};
 use oncebox_sender::Sender;
 
 use crate::{
-    database::{migration_bounds::MigrationBounds, reach, tenant_database::open::OpenDatabases},
+    database::{
+        migration_bounds::MigrationBounds,
+        reach,
+        tenant_database::{named::NamedDatabases, open::OpenDatabases},
+    },
     stores::settings::Stores,
     tenants::keys::MasterKey,
 };
@@ -35,6 +39,8 @@ pub struct Control {
     pub(crate) key: MasterKey,
     pub(crate) actor: String,
     pub(crate) tenant_databases: Arc<OpenDatabases>,
+    /// Databases in which tenants are placed, as this process knows them.
+    pub(crate) named_databases: Arc<NamedDatabases>,
     pub(crate) migrations: MigrationBounds,
     /// Place to which messages go before their removal, where this process has one.
     pub(crate) archive_store: Option<ArchiveStore>,
@@ -56,6 +62,7 @@ impl Control {
             key,
             actor: actor.into(),
             tenant_databases: Arc::default(),
+            named_databases: Arc::default(),
             migrations,
             archive_store: None,
             stores: Arc::default(),
@@ -66,6 +73,11 @@ impl Control {
     /// Returns this access with other bounds on tenants' migrations.
     pub fn bounding_migrations(self, migrations: MigrationBounds) -> Self {
         Self { migrations, ..self }
+    }
+
+    /// Returns this access with the databases in which tenants are placed.
+    pub fn placing_in(self, databases: NamedDatabases) -> Self {
+        Self { named_databases: Arc::new(databases), ..self }
     }
 
     /// Returns this access with a place to which messages go before their removal.

@@ -72,7 +72,10 @@ pub use database::{
     plan::{LockTime, MigrationPlan, PlannedLock, PlannedMigration},
     schema,
     statements::check_schema,
-    tenant_database::{DatabaseUrl, SourceVersion, TenantDatabase},
+    tenant_database::{
+        DatabaseLabel, DatabaseUrl, DatabaseUse, InboxDatabase, NamedDatabase, NamedDatabases,
+        SourceVersion, TenantDatabase,
+    },
 };
 pub use deployments::{
     Deployment, DeploymentRole, Grant, Guard, LiveDeployments, NewDeployment, Retries, Slot,
@@ -137,8 +140,8 @@ pub use replays::{
     start::ReplayStart,
 };
 pub use retention::{
-    Forgotten, InboxDatabase, OtherProcess, Removal, RetentionBacklog, RetentionFailure,
-    RetentionReport, RetentionResult, RetentionRun, TimePartition,
+    Forgotten, OtherProcess, Removal, RetentionBacklog, RetentionFailure, RetentionReport,
+    RetentionResult, RetentionRun, TimePartition,
 };
 pub use sessions::SESSION_HOURS;
 pub use storage::{BudgetExcess, ConsumerStorage, StorageReport, TenantStorage};

@@ -46,8 +46,8 @@ pub(crate) struct DatabaseLoop {
     pub(crate) shared: Arc<Shared>,
     pub(crate) store: Arc<Store>,
     pub(crate) wakeup: Arc<OutgoingWakeup>,
-    /// Tenant that named the database; none for the host's.
-    pub(crate) tenant: Option<String>,
+    /// Name of the database; none for the host's.
+    pub(crate) name: Option<String>,
 }
 
 /// The pairs of a database, and the tasks that work on them.
@@ -99,7 +99,7 @@ impl DatabaseLoop {
                 Ok((due, next)) => {
                     start = next;
                     if failures > 0 {
-                        tracing::info!(tenant = self.tenant, "outgoing messages are sent again");
+                        tracing::info!(database = self.name, "outgoing messages are sent again");
                     }
                     failures = 0;
                     self.begin(&mut pairs, due, stop);
@@ -215,18 +215,18 @@ impl DatabaseLoop {
         let all = async { while pairs.tasks.join_next().await.is_some() {} };
         if timeout(ENDING_MAX, all).await.is_err() {
             tracing::warn!(
-                tenant = self.tenant,
+                database = self.name,
                 "outgoing messages are still under way; they may be sent a second time"
             );
         }
     }
 
     fn log_failure(&self, failures: u32, error: &InboxError) {
-        let tenant = self.tenant.as_deref();
+        let database = self.name.as_deref();
         if failures == 1 {
-            tracing::warn!(tenant, %error, "failed to look for outgoing messages; they wait");
+            tracing::warn!(database, %error, "failed to look for outgoing messages; they wait");
         } else {
-            tracing::debug!(tenant, %error, "still failed to look for outgoing messages");
+            tracing::debug!(database, %error, "still failed to look for outgoing messages");
         }
     }
 

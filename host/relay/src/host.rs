@@ -13,8 +13,8 @@ use sqlx::PgPool;
 /// A database with outgoing messages.
 #[derive(Debug, Clone)]
 pub struct RelayDatabase {
-    /// Tenant that named the database; none for the host's.
-    pub tenant: Option<String>,
+    /// Its name in the rows of its tenants; none for the host's.
+    pub name: Option<String>,
     /// Connections of the host's login there.
     pub pool: PgPool,
 }

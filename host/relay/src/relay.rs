@@ -46,7 +46,7 @@ pub(crate) struct Shared {
 /// The relay of a host process, for all databases of its tenants.
 pub struct Relay {
     shared: Arc<Shared>,
-    /// Wakeups by database: the tenant that named it, or none for the host's.
+    /// Wakeups by the name of a database; none for the host's.
     wakeups: Mutex<HashMap<Option<String>, Arc<OutgoingWakeup>>>,
 }
 
@@ -72,9 +72,9 @@ impl Relay {
         Arc::new(Self { shared: Arc::new(shared), wakeups: Mutex::default() })
     }
 
-    /// Returns the wakeup of a database: of the one that a tenant named, or of the host's.
-    pub fn wakeup(&self, tenant: Option<&str>) -> Arc<OutgoingWakeup> {
-        self.wakeups().entry(tenant.map(str::to_owned)).or_default().clone()
+    /// Returns the wakeup of a database by its name; none for the host's.
+    pub fn wakeup(&self, database: Option<&str>) -> Arc<OutgoingWakeup> {
+        self.wakeups().entry(database.map(str::to_owned)).or_default().clone()
     }
 
     /// Returns the circuit breakers of endpoints that are not closed on this host, where one turned
@@ -125,7 +125,7 @@ impl Relay {
         databases: Vec<RelayDatabase>,
         stop: &CancellationToken,
     ) -> Vec<AbortOnDropHandle<()>> {
-        let is_listed = |name: &Option<String>| databases.iter().any(|of| of.tenant == *name);
+        let is_listed = |name: &Option<String>| databases.iter().any(|of| of.name == *name);
         let gone = running.extract_if(|name, of| !is_listed(name) || of.task.is_finished());
         let end = |(_, of): (_, RunningLoop)| {
             // Its wakeup stays: consumers have it.
@@ -133,18 +133,18 @@ impl Relay {
             of.task
         };
         let ending = gone.map(end).collect();
-        for RelayDatabase { tenant, pool } in databases {
-            if let Some(of) = running.get(&tenant) {
+        for RelayDatabase { name, pool } in databases {
+            if let Some(of) = running.get(&name) {
                 of.store.set_pool(pool);
                 continue;
             }
-            let store = Arc::new(Store::new(pool, tenant.is_some()));
-            let (name, stop) = (tenant.clone(), stop.child_token());
+            let store = Arc::new(Store::new(pool));
+            let stop = stop.child_token();
             let database = DatabaseLoop {
                 shared: self.shared.clone(),
                 store: store.clone(),
-                wakeup: self.wakeup(tenant.as_deref()),
-                tenant,
+                wakeup: self.wakeup(name.as_deref()),
+                name: name.clone(),
             };
             let task = AbortOnDropHandle::new(tokio::spawn(database.run(stop.clone())));
             running.insert(name, RunningLoop { store, stop, task });

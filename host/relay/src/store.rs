@@ -31,10 +31,6 @@ const RECLAIMED_MAX: i32 = 1_000;
 const STEPS_MAX: i32 = 1_000;
 /// Open messages of a consumer that are counted at most, in each status.
 const COUNTED_MAX: i64 = 10_000;
-/// Transactions of the relay at a time in the host's database, and in a tenant's own. Their
-/// connections, eight and three, serve other work too.
-const TRANSACTIONS_MAX: usize = 4;
-const TRANSACTIONS_MAX_DEDICATED: usize = 2;
 /// Failed attempts, and milliseconds past the due time, after which a failure parks a message.
 const ATTEMPTS_MIN: i32 = 10;
 const AGE_MAX_MS: i64 = 86_400_000;
@@ -131,12 +127,11 @@ pub(crate) struct OpenOutgoing {
 }
 
 impl Store {
-    /// Creates access to a database: the host's, or one that a tenant named.
-    pub(crate) fn new(pool: PgPool, is_dedicated: bool) -> Self {
-        let (most, tenant_turns) = match is_dedicated {
-            true => (TRANSACTIONS_MAX_DEDICATED, TRANSACTIONS_MAX_DEDICATED),
-            false => (TRANSACTIONS_MAX, TRANSACTIONS_MAX - 1),
-        };
+    /// Creates access to a database. The relay has half of its connections at a time, since they
+    /// serve other work too, and one tenant has one less where there are more than two.
+    pub(crate) fn new(pool: PgPool) -> Self {
+        let most = (pool.options().get_max_connections() as usize).div_ceil(2);
+        let tenant_turns = if most > 2 { most - 1 } else { most };
         let (pool, turns) = (Mutex::new(pool), Semaphore::new(most));
         let database = StoreDatabase { pool, turns, tenant_turns, tenants: Mutex::default() };
         Self { database: Arc::new(database), of_tenant: None }

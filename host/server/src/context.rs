@@ -7,7 +7,7 @@ use std::{
 };
 
 use oncebox_control::Control;
-use oncebox_inbox::{Budget, DuePoller, SessionSettings};
+use oncebox_inbox::{DuePoller, SessionSettings};
 use oncebox_model::InboxError;
 use oncebox_registry::Decoder;
 use oncebox_relay::Relay;
@@ -23,7 +23,7 @@ use crate::{
     http::Scrapes,
     jobs::JobNotes,
     outgoing::RelayAccess,
-    tenants::{replays::OwnReplays, sessions::TenantSessions},
+    tenants::{budgets::Budgets, replays::OwnReplays, sessions::TenantSessions},
 };
 
 /// Longest wait of a loop for one answer of the database.
@@ -38,7 +38,7 @@ const CHANGES_MAX: usize = 2;
 pub(crate) struct HostContext {
     pub(crate) control: Control,
     pub(crate) loader: Loader,
-    pub(crate) budget: Arc<Budget>,
+    pub(crate) budgets: Arc<Budgets>,
     pub(crate) settings: SessionSettings,
     pub(crate) kafka: BrokerAccess,
     /// Decoder for consumers whose payloads are in the wire format of a schema registry.
@@ -92,7 +92,7 @@ impl HostContext {
             starting: Starts::new(control.clone(), owner.clone()),
             control,
             loader,
-            budget: Budget::of(config.database.connections_max, config.host_bounds()),
+            budgets: Arc::new(Budgets::of(config)),
             settings: config.session_settings(),
             kafka,
             decoder,

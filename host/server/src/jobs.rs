@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_control::{Control, LeasedJob, OpenJobs};
+use oncebox_control::{Control, InboxDatabase, LeasedJob, OpenJobs};
 use oncebox_model::InboxError;
 use tokio::{
     sync::{Notify, Semaphore, SemaphorePermit},
@@ -25,23 +25,22 @@ const LOOKS: usize = 16;
 /// Pause between two looks into every database, for jobs that another host left.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// The databases in which jobs may wait: names of tenants with databases of their own, and an empty
-/// name for the host's.
+/// The databases in which jobs may wait, by name; an empty name for the host's.
 #[derive(Debug, Default)]
 pub(crate) struct JobNotes {
-    tenants: Mutex<BTreeSet<String>>,
+    databases: Mutex<BTreeSet<String>>,
     notify: Notify,
 }
 
 impl JobNotes {
     /// Notes that a job may wait in a database.
-    pub(crate) fn add(&self, tenant: &str) {
-        self.tenants.lock().unwrap_or_else(PoisonError::into_inner).insert(tenant.to_owned());
+    pub(crate) fn add(&self, database: &str) {
+        self.databases.lock().unwrap_or_else(PoisonError::into_inner).insert(database.to_owned());
         self.notify.notify_one();
     }
 
     fn take(&self) -> BTreeSet<String> {
-        std::mem::take(&mut self.tenants.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.databases.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -64,14 +63,14 @@ pub(crate) async fn keep(
     });
     let (mut running, mut look_at) = (JoinSet::new(), Instant::now());
     while !turns.stop.is_cancelled() {
-        let tenants = match Instant::now() >= look_at {
+        let databases = match Instant::now() >= look_at {
             true => {
                 look_at = Instant::now() + LOOK;
                 turns.every_database().await
             }
             false => turns.notes.take(),
         };
-        for look in tenants.into_iter().filter_map(|tenant| turns.begin(tenant)) {
+        for look in databases.into_iter().filter_map(|database| turns.begin(database)) {
             let turns = turns.clone();
             running.spawn(async move { turns.turn(look).await });
         }
@@ -92,13 +91,13 @@ pub(crate) async fn keep(
 /// A look into a database. It ends with this value, so also where it panics.
 struct Look {
     turns: Arc<Turns>,
-    tenant: String,
+    database: String,
 }
 
 impl Drop for Look {
     fn drop(&mut self) {
-        if self.turns.looked_at().remove(&self.tenant) == Some(true) {
-            self.turns.notes.add(&self.tenant);
+        if self.turns.looked_at().remove(&self.database) == Some(true) {
+            self.turns.notes.add(&self.database);
         }
     }
 }
@@ -119,18 +118,16 @@ struct Turns {
 impl Turns {
     /// Returns the names of every database with an inbox.
     async fn every_database(&self) -> BTreeSet<String> {
-        let dedicated = answered(self.control.tenant_databases().dedicated_tenants()).await;
-        let host_database = [String::new()];
-        match dedicated {
-            Ok(dedicated) => {
-                let names = dedicated.into_iter().map(|source| source.tenant);
-                let names = names.chain(host_database).collect();
+        match answered(self.control.tenant_databases().all()).await {
+            Ok(databases) => {
+                let name = |database: InboxDatabase| database.label.database.unwrap_or_default();
+                let names = databases.into_iter().map(name).collect();
                 self.shown().keep(&names);
                 names
             }
             Err(error) => {
                 tracing::debug!(%error, "the databases with an inbox are not known");
-                host_database.into()
+                [String::new()].into()
             }
         }
     }
@@ -144,40 +141,40 @@ impl Turns {
     }
 
     /// Begins a look into a database; none while another one is under way, which is then repeated.
-    fn begin(self: &Arc<Self>, tenant: String) -> Option<Look> {
-        match self.looked_at().entry(tenant) {
+    fn begin(self: &Arc<Self>, database: String) -> Option<Look> {
+        match self.looked_at().entry(database) {
             Entry::Occupied(mut under_way) => {
                 *under_way.get_mut() = true;
                 None
             }
             Entry::Vacant(free) => {
-                let tenant = free.key().clone();
+                let database = free.key().clone();
                 free.insert(false);
-                Some(Look { turns: self.clone(), tenant })
+                Some(Look { turns: self.clone(), database })
             }
         }
     }
 
     /// Looks for a job in a database, and works on it for a turn. Returns once it is due again.
     async fn turn(&self, look: Look) {
-        let tenant = look.tenant.clone();
-        let leased = self.lease(&tenant).await;
+        let database = look.database.clone();
+        let leased = self.lease(&database).await;
         drop(look);
         let (job, place) = match leased {
             Ok(Some(leased)) => leased,
             Ok(None) => return,
             Err(error) => {
-                tracing::debug!(tenant, %error, "the jobs of a database are not known");
+                tracing::debug!(database, %error, "the jobs of a database are not known");
                 return;
             }
         };
         // Others may wait there.
-        self.notes.add(&tenant);
+        self.notes.add(&database);
         let pause = self.control.jobs().work(job, &self.stop).await;
         drop(place);
         tokio::select! {
             () = self.stop.cancelled() => {}
-            () = sleep(pause.unwrap_or_default()) => self.notes.add(&tenant),
+            () = sleep(pause.unwrap_or_default()) => self.notes.add(&database),
         }
     }
 
@@ -185,24 +182,24 @@ impl Turns {
     /// work.
     async fn lease(
         &self,
-        tenant: &str,
+        database: &str,
     ) -> Result<Option<(LeasedJob, SemaphorePermit<'_>)>, InboxError> {
         let jobs = self.control.jobs();
-        let database = {
+        let inbox = {
             let Ok(_look) = self.looks.acquire().await else { return Ok(None) };
-            let database = answered(jobs.database(tenant)).await?;
-            let open = answered(jobs.open(&database)).await?;
-            self.shown().show(tenant, &open);
+            let inbox = answered(self.control.tenant_databases().by_name(database)).await?;
+            let open = answered(jobs.open(&inbox)).await?;
+            self.shown().show(database, &open);
             if !open.iter().any(|jobs| jobs.is_waiting) {
                 return Ok(None);
             }
-            database
+            inbox
         };
         let Ok(place) = self.places.acquire().await else { return Ok(None) };
         if self.stop.is_cancelled() {
             return Ok(None);
         }
-        let job = answered(jobs.lease(&database, &self.owner, None)).await?;
+        let job = answered(jobs.lease(&inbox, &self.owner, None)).await?;
         Ok(job.map(|job| (job, place)))
     }
 }

@@ -32,7 +32,7 @@ async fn listen_once(
     listener.listen(CHANNEL).await?;
     loop {
         match listener.recv().await?.payload().strip_prefix(JOB_NOTE) {
-            Some(tenant) => jobs.add(tenant),
+            Some(database) => jobs.add(database),
             None => notify.notify_one(),
         }
     }

@@ -1,7 +1,7 @@
 //! The relay's access to this host: its databases, the keys of its tenants, its brokers, and the
 //! workers of its consumers.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use oncebox_control::{Control, EndpointBreakerReport, OpenEndpoint};
@@ -11,7 +11,6 @@ use oncebox_model::{InboxError, PayloadKey, policy::Policy};
 use oncebox_relay::{EndpointBreakerState, RelayDatabase, RelayEndpoint, RelayHost};
 use oncebox_sender::Sender;
 use sqlx::PgPool;
-use tokio::sync::Mutex;
 
 use crate::brokers::BrokerAccess;
 
@@ -21,51 +20,12 @@ pub(crate) struct RelayAccess {
     kafka: BrokerAccess,
     /// Poller that knows the consumers which run here.
     due_poller: Arc<DuePoller>,
-    /// Tenants with databases of their own: the replicated state for which each was read, and its
-    /// connections; none for a tenant whose database cannot be used.
-    dedicated: Mutex<HashMap<String, (String, Option<PgPool>)>>,
 }
 
 impl RelayAccess {
     /// Creates the access for this host.
     pub(crate) fn new(control: Control, kafka: BrokerAccess, due_poller: Arc<DuePoller>) -> Self {
-        Self { control, kafka, due_poller, dedicated: Mutex::default() }
-    }
-
-    /// Lists the databases that tenants named. A tenant's row is read again after a change only.
-    async fn dedicated(&self) -> Result<Vec<RelayDatabase>, InboxError> {
-        let sources = self.control.tenant_databases().dedicated_tenants().await?;
-        let mut known = self.dedicated.lock().await;
-        known.retain(|tenant, _| sources.iter().any(|source| source.tenant == *tenant));
-        for source in sources {
-            if known.get(&source.tenant).is_none_or(|(state, _)| *state != source.state) {
-                let pool = self.pool_of(&source.tenant).await?;
-                known.insert(source.tenant, (source.state, pool));
-            }
-        }
-        let usable = known.iter().filter_map(|(tenant, (_, pool))| {
-            Some(RelayDatabase { tenant: Some(tenant.clone()), pool: pool.clone()? })
-        });
-        Ok(usable.collect())
-    }
-
-    /// Returns connections to the database that a tenant named; none where it is gone, is being
-    /// deleted, or its address cannot be unsealed. `doctor` names such a tenant.
-    async fn pool_of(&self, tenant: &str) -> Result<Option<PgPool>, InboxError> {
-        let tenant = match self.control.tenants().get(tenant).await {
-            Err(InboxError::NotFound(_)) => return Ok(None),
-            tenant => tenant?,
-        };
-        if tenant.state.is_deleting() {
-            return Ok(None);
-        }
-        match self.control.tenant_databases().get(&tenant) {
-            Ok(database) => Ok(database.is_dedicated.then_some(database.pool)),
-            Err(error) => {
-                tracing::debug!(tenant = tenant.name, %error, "database not known");
-                Ok(None)
-            }
-        }
+        Self { control, kafka, due_poller }
     }
 }
 
@@ -76,10 +36,12 @@ impl RelayHost for RelayAccess {
 
     fn databases(&self) -> BoxFuture<'_, Result<Vec<RelayDatabase>, InboxError>> {
         async move {
-            let own = RelayDatabase { tenant: None, pool: self.control.pool.clone() };
-            let mut all = vec![own];
-            all.extend(self.dedicated().await?);
-            Ok(all)
+            let databases = self.control.tenant_databases().all().await?.into_iter();
+            let of_relay = databases.map(|database| RelayDatabase {
+                pool: database.pool().clone(),
+                name: database.label.database,
+            });
+            Ok(of_relay.collect())
         }
         .boxed()
     }

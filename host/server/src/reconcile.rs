@@ -68,7 +68,7 @@ impl Supervisor {
         let databases = tokio::spawn(databases::keep(host.control.clone()));
         let horizons = tokio::spawn(host.horizons.clone().run());
         let waking =
-            tokio::spawn(wakeups::run(host.due_poller.clone(), host.budget.clone(), stop.clone()));
+            tokio::spawn(wakeups::run(host.due_poller.clone(), host.budgets.clone(), stop.clone()));
         let mut relaying = tokio::spawn(host.relay.clone().run(stop.clone()));
         let (began, mut look_due) = (Instant::now(), Instant::now());
         while !stop.is_cancelled() {
@@ -138,7 +138,7 @@ impl Supervisor {
             self.host.own_replays.mark(&self.host.control, &self.host.look, &mut desired_states);
             answered(self.host.sessions.renew(
                 &self.host.control,
-                self.host.budget.scheduler(),
+                &self.host.budgets,
                 &desired_states,
             ))
             .await?;

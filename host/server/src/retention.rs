@@ -10,7 +10,7 @@ use std::{
 };
 
 use oncebox_control::{
-    ArchiveTotal, Control, Forgotten, InboxDatabase, OtherProcess, RetentionBacklog,
+    ArchiveTotal, Control, DatabaseLabel, Forgotten, InboxDatabase, OtherProcess, RetentionBacklog,
     RetentionResult,
 };
 use oncebox_model::{InboxError, MessageStatus};
@@ -80,7 +80,7 @@ async fn is_open(control: &Control, window: Option<DailyWindow>) -> bool {
 async fn measure(control: &Control, interval: Duration, has_failed: &AtomicBool) {
     sleep(FIRST.min(interval)).await;
     loop {
-        match answered(control.retention().databases()).await {
+        match answered(control.tenant_databases().all()).await {
             Ok(databases) => {
                 gauge(figures(control, databases).await, has_failed.load(Ordering::Relaxed));
             }
@@ -97,7 +97,7 @@ async fn figures(control: &Control, databases: Vec<InboxDatabase>) -> RetentionB
         let (control, at_once) = (control.clone(), at_once.clone());
         reads.spawn(async move {
             let _permit = at_once.acquire_owned().await;
-            (database.tenant.clone(), read(&control, &database).await)
+            (database.label.clone(), read(&control, &database).await)
         });
     }
     let mut sum = RetentionBacklog::default();
@@ -110,8 +110,8 @@ async fn figures(control: &Control, databases: Vec<InboxDatabase>) -> RetentionB
                 forgotten.iter().for_each(count);
                 archived.iter().for_each(count_archived);
             }
-            Ok((tenant, Err(error))) => {
-                tracing::debug!(tenant, %error, "retention not measured");
+            Ok((DatabaseLabel { tenant, database }, Err(error))) => {
+                tracing::debug!(tenant, database, %error, "retention not measured");
             }
             Err(error) => tracing::error!(%error, "retention not measured"),
         }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context, Result};
 use metrics_exporter_prometheus::PrometheusHandle;
 use oncebox_api::Limits;
-use oncebox_control::{Control, MigrationPlan, schema};
+use oncebox_control::{Control, DatabaseLabel, MigrationPlan, schema};
 use oncebox_kafka::Drained;
 use oncebox_model::InboxError;
 use oncebox_runtime::{RuntimeConfig, WasmRuntime};
@@ -168,7 +168,7 @@ fn runtime(config: &Config) -> Result<WasmRuntime> {
         instances_max: config
             .runtime
             .instances_max
-            .max((config.database.connections_max + config.runtime.compile_workers) as u32),
+            .max((config.connections_max() + config.runtime.compile_workers) as u32),
         component_bytes_max: config.runtime.component_bytes_max,
         cache_dir: config.runtime.cache_dir.clone(),
         compilations_max: config.runtime.compile_workers,
@@ -207,14 +207,14 @@ pub async fn create_database(config: &Config) -> Result<Option<String>> {
     schema::create_database(&options).await.context("failed to prepare the database")
 }
 
-/// Returns what [`migrate`] would do, to the host's database and to those that tenants named.
+/// Returns what [`migrate`] would do, to the host's database and to the others with an inbox.
 ///
 /// # Errors
 ///
 /// Fails if the host's database does not exist or does not answer.
 pub async fn migration_plans(
     config: &Config,
-) -> Result<Vec<(Option<String>, Result<MigrationPlan, InboxError>)>> {
+) -> Result<Vec<(DatabaseLabel, Result<MigrationPlan, InboxError>)>> {
     let control = config.control()?;
     control.check_reach().await.context("failed to read the database")?;
     Ok(control.tenant_databases().migration_plans().await?)

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_control::{ConsumerStorage, Control, InboxDatabase, StorageReport};
+use oncebox_control::{ConsumerStorage, Control, DatabaseLabel, InboxDatabase, StorageReport};
 use tokio::{sync::Semaphore, task::JoinSet, time::sleep};
 
 use crate::{config::StorageSettings, context::answered};
@@ -23,7 +23,7 @@ pub(crate) async fn keep(control: Control, settings: StorageSettings) {
     let mut shown = ShownStorage::default();
     sleep(FIRST.min(pause)).await;
     loop {
-        match answered(control.retention().databases()).await {
+        match answered(control.tenant_databases().all()).await {
             Ok(databases) => {
                 shown.show(reports(&control, databases).await);
                 shown.show_budgets(&control).await;
@@ -34,27 +34,29 @@ pub(crate) async fn keep(control: Control, settings: StorageSettings) {
     }
 }
 
-/// Measures each database. Returns the tenant that named it, and the report; none where it failed.
+/// Measures each database. Returns the reports by database; none where one failed.
 async fn reports(
     control: &Control,
     databases: Vec<InboxDatabase>,
-) -> BTreeMap<Option<String>, Option<StorageReport>> {
+) -> BTreeMap<DatabaseLabel, Option<StorageReport>> {
     let (at_once, mut reads) = (Arc::new(Semaphore::new(AT_ONCE)), JoinSet::new());
     let mut reports: BTreeMap<_, _> =
-        databases.iter().map(|database| (database.tenant.clone(), None)).collect();
+        databases.iter().map(|database| (database.label.clone(), None)).collect();
     for database in databases {
         let (control, at_once) = (control.clone(), at_once.clone());
         reads.spawn(async move {
             let _permit = at_once.acquire_owned().await;
-            (database.tenant.clone(), control.storage().report(&database).await)
+            (database.label.clone(), control.storage().report(&database).await)
         });
     }
     while let Some(read) = reads.join_next().await {
         match read {
-            Ok((tenant, Ok(report))) => {
-                reports.insert(tenant, Some(report));
+            Ok((label, Ok(report))) => {
+                reports.insert(label, Some(report));
             }
-            Ok((tenant, Err(error))) => tracing::debug!(tenant, %error, "storage not measured"),
+            Ok((DatabaseLabel { tenant, database }, Err(error))) => {
+                tracing::debug!(tenant, database, %error, "storage not measured");
+            }
             Err(error) => tracing::error!(%error, "storage not measured"),
         }
     }
@@ -64,15 +66,15 @@ async fn reports(
 /// The series that this host shows. Those of consumers and budgets that are no more end.
 #[derive(Default)]
 struct ShownStorage {
-    /// Tenants and consumers, by the tenant that named their database.
-    consumers: BTreeMap<Option<String>, BTreeSet<(String, String)>>,
+    /// Tenants and consumers, by their database.
+    consumers: BTreeMap<DatabaseLabel, BTreeSet<(String, String)>>,
     /// Tenants with a budget.
     budgets: BTreeSet<String>,
 }
 
 impl ShownStorage {
     /// Shows what was measured. What a database that failed had shown stays.
-    fn show(&mut self, reports: BTreeMap<Option<String>, Option<StorageReport>>) {
+    fn show(&mut self, reports: BTreeMap<DatabaseLabel, Option<StorageReport>>) {
         self.consumers.retain(|database, consumers| {
             let is_known = reports.contains_key(database);
             if !is_known {

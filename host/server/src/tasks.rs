@@ -223,8 +223,7 @@ async fn start_here(
     let schemas = apart(move || Schemas::new(&schemas)).await?;
     let reference = policy.reference.as_ref();
     let fetcher = reference.map(|of| host.control.tenant_stores().fetcher(&tenant, &of.store));
-    let dedicated = tenant.database.as_ref().map(|_| tenant.name.as_str());
-    let outgoing_wakeup = host.relay.wakeup(dedicated);
+    let outgoing_wakeup = host.relay.wakeup(tenant.database.as_deref());
     let trial = host.starting.trial(consumer);
     if let Some(quarantine) = &consumer.quarantine {
         bail!(quarantine.text(&consumer.tenant, &consumer.name));

@@ -7,6 +7,7 @@ mod brokers;
 mod consumer_starts;
 mod consumers;
 mod crash_recovery;
+mod databases;
 mod endpoints;
 mod failover;
 mod fairness;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use futures::{StreamExt, TryStreamExt, stream};
-use oncebox_control::{Control, MasterKey, NewDeployment, Tenant};
+use oncebox_control::{Control, MasterKey, NamedDatabases, NewDeployment, Tenant};
 use oncebox_devkit::local::{broker::MockBroker, free_port};
 use oncebox_model::policy::Policy;
 use oncebox_tests::{
@@ -44,20 +44,27 @@ const THREADS_OF_CLIENT: usize = 8;
 /// Threads of a host without consumers, at most.
 const THREADS_OF_HOST: usize = 60;
 
-/// A database with many tenants, a broker with a topic for each, and a host.
-struct ManyTenants {
-    control: Control,
+/// A database with many tenants, or several, a broker with a topic for each, and a host.
+pub(crate) struct ManyTenants {
+    pub(crate) control: Control,
     pool: PgPool,
-    tenants: Vec<Tenant>,
+    pub(crate) tenants: Vec<Tenant>,
     broker: MockBroker,
     producer: FutureProducer,
     key: String,
     folder: WorkingDir,
     database: TestDatabase,
+    /// Settings of the host.
+    config: String,
 }
 
 impl ManyTenants {
     async fn new(size: usize) -> Self {
+        Self::placed(size, NamedDatabases::default(), "").await
+    }
+
+    /// Tenants that are placed in some databases. `config` is the host's configuration.
+    pub(crate) async fn placed(size: usize, databases: NamedDatabases, config: &str) -> Self {
         let database = TestDatabase::create(&inbox::SOURCE, async |url: &str| {
             inbox::prepare(&url.parse()?).await
         })
@@ -66,7 +73,8 @@ impl ManyTenants {
         let pool = PgPoolOptions::new().max_connections(4).connect_lazy(database.url()).unwrap();
         let key = MasterKey::generate();
         let control =
-            Control::new(database.url().parse().unwrap(), MasterKey::parse(&key).unwrap(), "test");
+            Control::new(database.url().parse().unwrap(), MasterKey::parse(&key).unwrap(), "test")
+                .placing_in(databases);
         let broker = MockBroker::start().unwrap();
         let producer = ClientConfig::new()
             .set("bootstrap.servers", broker.bootstrap())
@@ -74,8 +82,9 @@ impl ManyTenants {
             .create()
             .unwrap();
         let folder = WorkingDir::new().unwrap();
+        let (tenants, config) = (Vec::new(), config.to_owned());
         let mut fixture =
-            Self { control, pool, tenants: Vec::new(), broker, producer, key, folder, database };
+            Self { control, pool, tenants, broker, producer, key, folder, database, config };
         let joined = stream::iter(0..size)
             .map(|number| fixture.join(number))
             .buffered(4)
@@ -86,7 +95,7 @@ impl ManyTenants {
     }
 
     /// One tenant more, with a consumer and its handler.
-    async fn join(&self, number: usize) -> Tenant {
+    pub(crate) async fn join(&self, number: usize) -> Tenant {
         let topic = topic(number);
         self.broker.create_topic(&topic, 1).unwrap();
         let tenant = self.control.tenants().create(&format!("t-{number}")).await.unwrap();
@@ -110,7 +119,7 @@ impl ManyTenants {
         tenant
     }
 
-    fn start(&self) -> HostProcess {
+    pub(crate) fn start(&self) -> HostProcess {
         let http = SocketAddr::from(([127, 0, 0, 1], free_port().unwrap()));
         let log = self.folder.dir().join("host.log");
         let output = fs::File::create(&log).unwrap();
@@ -119,8 +128,11 @@ impl ManyTenants {
         self.folder
             .write(
                 "host.toml",
-                "[kafka.properties]\n'session.timeout.ms' = \
-            '3000'\n'heartbeat.interval.ms' = '500'\n",
+                format!(
+                    "[kafka.properties]\n'session.timeout.ms' = '3000'\n\
+                    'heartbeat.interval.ms' = '500'\n{}",
+                    self.config
+                ),
             )
             .unwrap();
         let mut command = Command::new(program().unwrap());
@@ -148,12 +160,13 @@ impl ManyTenants {
     }
 
     /// Send a load to a tenant's topic.
-    async fn send(&self, number: usize, load: &Load) {
+    pub(crate) async fn send(&self, number: usize, load: &Load) {
         let open = format!(
             "INSERT INTO {}.account (account) SELECT unnest($1::text[]) ON CONFLICT DO NOTHING",
             self.tenants[number].schema_name
         );
-        sqlx::query(AssertSqlSafe(open)).bind(load.accounts()).execute(&self.pool).await.unwrap();
+        let pool = self.pool_of(number);
+        sqlx::query(AssertSqlSafe(open)).bind(load.accounts()).execute(&pool).await.unwrap();
         for message in &load.deliveries {
             let headers = OwnedHeaders::new()
                 .insert(Header { key: "type", value: Some(message.event_type()) })
@@ -165,16 +178,21 @@ impl ManyTenants {
         }
     }
 
+    /// Connections to the database of a tenant.
+    pub(crate) fn pool_of(&self, number: usize) -> PgPool {
+        self.control.tenant_databases().get(&self.tenants[number]).unwrap().pool
+    }
+
     /// Effects of a tenant: entries, and different messages among them.
-    async fn effects(&self, number: usize) -> (i64, i64) {
+    pub(crate) async fn effects(&self, number: usize) -> (i64, i64) {
         let sql = format!(
             "SELECT count(*), count(DISTINCT message_id) FROM {}.ledger_entry",
             self.tenants[number].schema_name
         );
-        sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&self.pool).await.unwrap()
+        sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&self.pool_of(number)).await.unwrap()
     }
 
-    async fn wait_effects(&self, number: usize, count: i64) {
+    pub(crate) async fn wait_effects(&self, number: usize, count: i64) {
         wait::until(
             DEADLINE,
             Duration::from_millis(50),
@@ -224,7 +242,7 @@ async fn consumers(host: &HostProcess, state: &str) -> usize {
     metric(host, "oncebox_consumers", &format!("state=\"{state}\"")).await
 }
 
-async fn wait_consumers(host: &HostProcess, state: &str, count: usize) {
+pub(crate) async fn wait_consumers(host: &HostProcess, state: &str, count: usize) {
     wait::until(
         DEADLINE,
         Duration::from_millis(100),
@@ -268,7 +286,7 @@ async fn print(host: &HostProcess, when: &str, fixture: &ManyTenants) {
 }
 
 /// Pays, some of which fail at first and are retried.
-fn load(name: &str, count: usize) -> Load {
+pub(crate) fn load(name: &str, count: usize) -> Load {
     Load::of((0..count).map(|_| Work::Pay)).named(name)
 }
 

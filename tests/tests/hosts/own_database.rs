@@ -300,12 +300,14 @@ async fn a_job_is_carried_out_in_the_tenants_database() {
     deliver(&host, &[record(0, "a", "park"), record(1, "b", "park"), record(2, "c", "")]).await;
     let discard = inbox_job(Action::Discard, "orders", JobFilter::default());
     let jobs = fixture.control().jobs();
-    let waiting = async |tenant: &str| {
-        let open = jobs.open(&jobs.database(tenant).await.unwrap()).await.unwrap();
+    let own = fixture.own.tenant.database.clone().unwrap();
+    let waiting = async |database: &str| {
+        let inbox = fixture.control().tenant_databases().by_name(database).await.unwrap();
+        let open = jobs.open(&inbox).await.unwrap();
         open.iter().any(|jobs| jobs.is_waiting)
     };
     let job_id = jobs.start("acme", &discard).await.unwrap().job_id;
-    assert_eq!((waiting("").await, waiting("acme").await), (false, true));
+    assert_eq!((waiting("").await, waiting(&own).await), (false, true));
     let done = work_off(fixture.control(), "acme", job_id).await.unwrap();
     assert_eq!((done.changed, done.left_out.0.len()), (2, 0));
     let discarded = "SELECT count(*) FROM oncebox.inbox WHERE status = 'discarded'";

@@ -36,7 +36,7 @@ fn folder(directory: &TempDir) -> ArchiveOptions {
 }
 
 async fn retain(control: &Control) -> Result<RetentionRun, InboxError> {
-    let database = control.retention().databases().await?.remove(0);
+    let database = control.tenant_databases().all().await?.remove(0);
     control.retention().run(&database).await
 }
 
@@ -479,7 +479,7 @@ async fn a_tenants_own_database_does_not_name_the_files() {
     execute(&there, rename.to_owned()).await;
     let name = completed_in(&there, own, "'m' || n", 0..3, "'x'").await;
     completed_in(&there, other, "'o' || n", 0..3, "'x'").await;
-    let apart = control.retention().databases().await.unwrap().remove(1);
+    let apart = control.tenant_databases().all().await.unwrap().remove(1);
 
     let run = control.retention().run(&apart).await.unwrap();
     let unknown = format!("does not know in this database: acme/orders ({other});");

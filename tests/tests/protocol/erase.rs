@@ -415,7 +415,7 @@ async fn a_message_is_erased_in_a_time_partition_that_is_being_removed() {
     assert_eq!((again.erased, again.already_erased), (Vec::new(), 1));
     let entries = "SELECT count(*) FROM oncebox.inbox_history";
     assert_eq!(fixture.number(entries).await, 1);
-    let database = fixture.control.retention().databases().await.unwrap().remove(0);
+    let database = fixture.control.tenant_databases().all().await.unwrap().remove(0);
     let run = fixture.control.retention().run(&database).await.unwrap();
     assert_eq!((run.removed.len(), run.failed.len()), (1, 0), "{run:?}");
     assert_eq!(fixture.number(entries).await, 0);

@@ -209,8 +209,8 @@ async fn a_plan_names_the_functions_that_would_change() {
     let fixture = InboxFixture::new().await;
     let planned = async || {
         let mut plans = fixture.control.tenant_databases().migration_plans().await.unwrap();
-        let (tenant, plan) = plans.pop().unwrap();
-        assert!(tenant.is_none() && plans.is_empty());
+        let (label, plan) = plans.pop().unwrap();
+        assert!(label.database.is_none() && plans.is_empty());
         plan.unwrap()
     };
     assert!(planned().await.is_empty());

@@ -36,7 +36,7 @@ impl JobFixture {
 
     async fn lease(&self, job_id: i64) -> Option<LeasedJob> {
         let jobs = self.inbox.control.jobs();
-        let database = jobs.database("acme").await.unwrap();
+        let database = self.inbox.control.tenant_databases().by_name("").await.unwrap();
         jobs.lease(&database, "a test", Some(job_id)).await.unwrap()
     }
 
@@ -63,7 +63,8 @@ impl JobFixture {
     /// that no operator paused.
     async fn open(&self) -> (i64, i64, i64) {
         let jobs = self.inbox.control.jobs();
-        let open = jobs.open(&jobs.database("acme").await.unwrap()).await.unwrap();
+        let database = self.inbox.control.tenant_databases().by_name("").await.unwrap();
+        let open = jobs.open(&database).await.unwrap();
         assert!(open.iter().all(|jobs| jobs.tenant == "acme") && open.len() <= 1, "{open:?}");
         open.first()
             .map_or((0, 0, 0), |jobs| (jobs.running, jobs.paused, (jobs.idle_s / 3_600.0) as i64))
@@ -329,7 +330,7 @@ async fn tenants_have_their_turns() {
     let other = fixture.inbox.tenant("globex", "").await;
     fixture.inbox.consumer(&other, "orders", "").await;
     let jobs = fixture.inbox.control.jobs();
-    let database = jobs.database("").await.unwrap();
+    let database = fixture.inbox.control.tenant_databases().by_name("").await.unwrap();
     for tenant in ["acme", "acme", "acme", "globex"] {
         jobs.start(tenant, &discard(None)).await.unwrap();
     }

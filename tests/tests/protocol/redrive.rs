@@ -84,7 +84,7 @@ async fn a_dead_letter_runs_again_as_what_it_is() {
 
     // Not mended yet: it gets the runs of a new one, and is a dead letter again.
     let jobs = fixture.control.jobs();
-    let database = jobs.database("acme").await.unwrap();
+    let database = fixture.control.tenant_databases().by_name("").await.unwrap();
     let job_id = jobs.start("acme", &all(Action::Redrive)).await.unwrap().job_id;
     let mut leased = jobs.lease(&database, "a test", Some(job_id)).await.unwrap().unwrap();
     jobs.step(&mut leased).await.unwrap();
@@ -426,7 +426,7 @@ async fn a_command_runs_what_waits_for_its_retry_once() {
     let log: Vec<Record> = (0..3).map(|n| record(n, &format!("m{n}"), "trap")).collect();
     deliver(&host, &log).await;
     let jobs = fixture.control.jobs();
-    let database = jobs.database("acme").await.unwrap();
+    let database = fixture.control.tenant_databases().by_name("").await.unwrap();
     // Two messages a page, as two a second are.
     let slow = NewJob { rate: Some(2), ..all(Action::Retry) };
     let job_id = jobs.start("acme", &slow).await.unwrap().job_id;

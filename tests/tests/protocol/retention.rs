@@ -43,7 +43,7 @@ async fn the_classes_of_policies_are_those_of_the_schema() {
 /// One run of retention on the host's database.
 async fn retain(fixture: &InboxFixture) -> RetentionRun {
     let retention = fixture.control.retention();
-    let database = retention.databases().await.unwrap().remove(0);
+    let database = fixture.control.tenant_databases().all().await.unwrap().remove(0);
     retention.run(&database).await.unwrap()
 }
 
@@ -217,7 +217,7 @@ async fn a_partition_of_many_slices_is_counted_whole() {
 }
 
 async fn database(fixture: &InboxFixture) -> oncebox_control::InboxDatabase {
-    fixture.control.retention().databases().await.unwrap().remove(0)
+    fixture.control.tenant_databases().all().await.unwrap().remove(0)
 }
 
 /// What could go wrong: a record that comes again after its message was forgotten has its effect

@@ -41,8 +41,8 @@ fn of(consumer: &TestConsumer, count: i64) -> String {
 
 /// The report of the host's database, or of the one that a tenant named.
 async fn report(fixture: &InboxFixture, tenant: Option<&str>) -> StorageReport {
-    let databases = fixture.control.retention().databases().await.unwrap();
-    let found = databases.into_iter().find(|database| database.tenant.as_deref() == tenant);
+    let databases = fixture.control.tenant_databases().all().await.unwrap();
+    let found = databases.into_iter().find(|database| database.label.tenant.as_deref() == tenant);
     fixture.control.storage().report(&found.expect("the database")).await.unwrap()
 }
 
@@ -227,7 +227,7 @@ async fn growth_and_forecast_follow_from_what_came() {
     let here = report(&fixture, None).await;
     assert!(here.tenants.iter().all(|tenant| tenant.tenant != "apart"), "{here:#?}");
     let its = report(&fixture, Some("apart")).await;
-    assert_eq!((its.tenant.as_deref(), its.tenants.len()), (Some("apart"), 1));
+    assert_eq!((its.label.tenant.as_deref(), its.tenants.len()), (Some("apart"), 1));
     assert_eq!(consumer(&its, "apart", "own").messages, 7);
     there.execute("DELETE FROM oncebox.inbox").await.unwrap();
     fixture.execute("DELETE FROM oncebox.inbox").await;

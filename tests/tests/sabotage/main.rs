@@ -2075,7 +2075,8 @@ async fn removal(defect: Option<&Defect>) {
     deliver(&host, &[record(2, "young", "")]).await;
     age(&fixture.pool, "message_id = 'young'", 4).await;
     let retention = fixture.control.retention();
-    let run = retention.run(&retention.databases().await.unwrap()[0]).await.unwrap();
+    let run =
+        retention.run(&fixture.control.tenant_databases().all().await.unwrap()[0]).await.unwrap();
     assert!(run.failed.is_empty() && !run.removed.is_empty(), "{run:?}");
     assert!(fixture.find(&consumer, "open").await.is_some(), "an open message is lost");
     assert!(
@@ -2118,7 +2119,8 @@ async fn archived_removal(defect: Option<&Defect>) {
     deliver(&fixture.host(&consumer), &records(ids)).await;
     age(&fixture.pool, "true", 12).await;
     let retention = control.retention();
-    let run = retention.run(&retention.databases().await.unwrap()[0]).await.unwrap();
+    let run =
+        retention.run(&fixture.control.tenant_databases().all().await.unwrap()[0]).await.unwrap();
     assert!(run.failed.is_empty() && !run.removed.is_empty(), "{run:?}");
     for id in ids {
         let found = control.archive().find("acme", None, id).await.unwrap();
@@ -2818,7 +2820,7 @@ async fn job_of_two(defect: Option<&Defect>) {
     let log: Vec<_> = (0..6).map(|n| record(n, &format!("m{n}"), "park")).collect();
     deliver(&fixture.host(&consumer), &log).await;
     let jobs = fixture.control.jobs();
-    let database = jobs.database("acme").await.unwrap();
+    let database = fixture.control.tenant_databases().by_name("").await.unwrap();
     let slow =
         NewJob { rate: Some(2), ..inbox_job(Action::Discard, "orders", JobFilter::default()) };
     let job_id = jobs.start("acme", &slow).await.unwrap().job_id;
@@ -2977,7 +2979,7 @@ async fn discard_beside_a_claim(defect: Option<&Defect>) {
     let jobs = fixture.control.jobs();
     let discard = inbox_job(Action::Discard, "orders", these(&["k1"]));
     let job_id = jobs.start("acme", &discard).await.unwrap().job_id;
-    let database = jobs.database("acme").await.unwrap();
+    let database = fixture.control.tenant_databases().by_name("").await.unwrap();
     let mut leased = jobs.lease(&database, "a test", Some(job_id)).await.unwrap().unwrap();
     jobs.step(&mut leased).await.unwrap();
     fixture.script.gate("live").open();

@@ -315,7 +315,7 @@ async fn a_configuration_that_cannot_work_is_named() {
         (
             "section.toml",
             "[databas]\n",
-            "line 1: unknown field `databas`, expected one of `database`, `kafka`, \
+            "line 1: unknown field `databas`, expected one of `database`, `databases`, `kafka`, \
                 `schema_registry`, `keys`, `runtime`, `http`, `api`, `oidc`, `log`, \
                 `telemetry`, `retention`, `archive`, `references`, `http_destinations`, `storage`, `shutdown`",
         ),
@@ -595,7 +595,7 @@ async fn tenants_are_created_whole_or_not_at_all() {
         assert_eq!(cli.ok(&["migrate"]).await, "the database is up to date\n");
     }
     assert_eq!(cli.json(&["migrate"]).await, json!({ "done": "the database is up to date" }));
-    assert_eq!(cli.ok(&["tenant", "list"]).await, "TENANT  STATE  SCHEMA  CREATED\n");
+    assert_eq!(cli.ok(&["tenant", "list"]).await, "TENANT  STATE  DATABASE  SCHEMA  CREATED\n");
 
     for name in ["Acme", "1st", "a_b", "", "ä", &"a".repeat(64)] {
         let line = format!(
@@ -625,10 +625,10 @@ async fn tenants_are_created_whole_or_not_at_all() {
     let listed = cli.ok(&["tenant", "list"]).await;
     let lines: Vec<Vec<&str>> =
         listed.lines().map(|line| line.split_whitespace().collect()).collect();
-    let headings = ["TENANT", "STATE", "SCHEMA", "CREATED"];
+    let headings = ["TENANT", "STATE", "DATABASE", "SCHEMA", "CREATED"];
     assert_eq!(
-        (lines.len(), &lines[0][..], &lines[1][..3]),
-        (2, &headings[..], &["acme", "active", schema][..])
+        (lines.len(), &lines[0][..], &lines[1][..4]),
+        (2, &headings[..], &["acme", "active", "-", schema][..])
     );
     cli.fails(&["tenant", "create", "acme"], "there is a tenant `acme` already").await;
     let mut connection = cli.database.connect().await.unwrap();
@@ -1008,6 +1008,7 @@ Commands:
   replay       Run completed messages again, on purpose
   why          Show the history of a message: what became of it, what it waits for, what to do
   erase        Erase the payloads of a data subject, and prove it
+  databases    List the databases in which hosts place tenants
   hosts        List the hosts that run
   doctor       Look whether the database keeps tenants apart, and say what to do where it does not
   retention    What is removed when, and removing it now

@@ -40,9 +40,10 @@ pub(crate) async fn show(visit: Visit) -> Result<Page, Refusal> {
 }
 
 fn of_database(database: &RetentionDatabaseBody) -> Markup {
-    let name = match &database.tenant {
-        Some(tenant) => format!("Database of {tenant}"),
-        None => "The host's database".to_owned(),
+    let name = match (&database.label.tenant, &database.label.database) {
+        (Some(tenant), _) => format!("Database of {tenant}"),
+        (None, Some(database)) => format!("Database {database}"),
+        (None, None) => "The host's database".to_owned(),
     };
     let partitions: Vec<_> = database.partitions.iter().map(partition).collect();
     let removals: Vec<_> = database.removals.iter().map(removal).collect();

@@ -57,7 +57,7 @@ impl Archive<'_> {
     /// Deletes the files of attempts at a partition that were interrupted. Without a partition, it
     /// deletes those that are due again: where a put may have gone on, and, once a day, where the
     /// storage did not delete the file. The caller holds the lock of retention, so that no attempt
-    /// is under way. `tenant` named the database; none for the host's. A file of a tenant that has
+    /// is under way. `database` is the name of the database; none for the host's. A file of a tenant that has
     /// no inbox in this database stays.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl Archive<'_> {
         &self,
         connection: &mut PgConnection,
         store: &ArchiveStore,
-        tenant: Option<&str>,
+        database: Option<&str>,
         partition: Option<&str>,
     ) -> Result<(), InboxError> {
         const ENDED: &str = "SELECT path, coalesce(put_ends_at <= now(), false) AS is_over \
@@ -81,12 +81,9 @@ impl Archive<'_> {
             return Ok(());
         }
         let installation = self.0.tenant_databases().installation().await?.to_string();
-        let tenants = match tenant {
-            Some(tenant) => self.tenants_beside(tenant).await?,
-            None => Vec::new(),
-        };
+        let tenants = self.0.tenant_databases().tenants_in(database).await?;
         for attempt in ended {
-            let is_own = match tenant {
+            let is_own = match database {
                 Some(_) => {
                     tenants.iter().any(|name| is_file_of(&attempt.path, &installation, name))
                 }
@@ -95,13 +92,6 @@ impl Archive<'_> {
             attempt.delete(connection, store, is_own).await?;
         }
         Ok(())
-    }
-
-    /// Returns the names of the tenants with an inbox in the database that a tenant named.
-    async fn tenants_beside(&self, tenant: &str) -> Result<Vec<String>, InboxError> {
-        const BESIDE: &str = "SELECT t.name FROM oncebox.tenant t \
-            WHERE t.database = (SELECT o.database FROM oncebox.tenant o WHERE o.name = $1)";
-        Ok(sqlx::query_scalar(BESIDE).bind(tenant).fetch_all(&self.0.pool).await?)
     }
 }
 

@@ -33,13 +33,11 @@ impl Archive<'_> {
         connection: &mut PgConnection,
         partition: &DetachedPartition<'_>,
     ) -> Result<Vec<ArchivedConsumer>, InboxError> {
-        // Several tenants may have named one database.
         const KNOWN: &str = "SELECT t.tenant_id, t.name AS tenant, c.consumer_id, \
                 c.name AS consumer, 'deleting' IN (c.state, t.state) AS is_deleting \
             FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) \
-            WHERE CASE WHEN $1::text IS NULL THEN t.database_url IS NULL ELSE t.database = \
-                (SELECT o.database FROM oncebox.tenant o WHERE o.name = $1) END";
-        let query = sqlx::query_as(KNOWN).bind(partition.tenant);
+            WHERE t.database IS NOT DISTINCT FROM $1";
+        let query = sqlx::query_as(KNOWN).bind(partition.database);
         let known: Vec<ArchivedConsumer> = query.fetch_all(&self.0.pool).await?;
         let mut known: BTreeMap<_, _> =
             known.into_iter().map(|consumer| (consumer.consumer_id, consumer)).collect();

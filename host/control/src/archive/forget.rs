@@ -7,7 +7,7 @@ use oncebox_model::error::InboxError;
 use serde_json::json;
 use sqlx::{AssertSqlSafe, PgPool};
 
-use super::{check_row, list::of};
+use super::check_row;
 use crate::{audit::Subject, handles::Archive};
 
 /// Time for which a file that was forgotten keeps its row.
@@ -52,9 +52,9 @@ impl Archive<'_> {
         self.0.audit().record(&mut tx, "archive.forget", subject, details).await?;
         tx.commit().await?;
         let mut forgotten = Vec::new();
-        for database in self.0.retention().databases().await? {
+        for database in self.0.tenant_databases().all().await? {
             let pool = &database.database.pool;
-            let rows = selected(pool, &of(&database), which).await?;
+            let rows = selected(pool, &self.of(&database).await?, which).await?;
             let paths = self.own_paths(rows).await?;
             mark(pool, &paths).await?;
             forgotten.extend(paths);

@@ -5,7 +5,7 @@ use oncebox_archive::Footer;
 use oncebox_model::error::InboxError;
 use sqlx::{AssertSqlSafe, PgPool};
 
-use crate::{handles::Archive, retention::InboxDatabase};
+use crate::{database::tenant_database::InboxDatabase, handles::Archive};
 
 /// A file of the archive, which was read back and found whole.
 #[derive(Debug, Clone, sqlx::FromRow)]
@@ -103,12 +103,13 @@ impl Archive<'_> {
 
     async fn files_of_all(&self, filter: &ArchiveFilter) -> Result<Vec<ArchivedFile>, InboxError> {
         let mut all = Vec::new();
-        for database in self.0.retention().databases().await? {
-            match (files(&database.database.pool, &of(&database), filter).await, &database.tenant) {
+        for database in self.0.tenant_databases().all().await? {
+            let only = self.of(&database).await?;
+            match (files(database.pool(), &only, filter).await, database.name()) {
                 (Ok(files), _) => all.extend(files),
                 (Err(error), None) => return Err(error),
-                (Err(error), Some(tenant)) => {
-                    tracing::warn!(tenant, %error, "files of the archive not listed");
+                (Err(error), Some(database)) => {
+                    tracing::warn!(database, %error, "files of the archive not listed");
                 }
             }
         }
@@ -122,7 +123,8 @@ impl Archive<'_> {
         database: &InboxDatabase,
         limit: i64,
     ) -> Result<Vec<ArchivedFile>, InboxError> {
-        let sample = format!("{FILES} AND {} ORDER BY random() LIMIT $1", of(database));
+        let only = self.of(database).await?;
+        let sample = format!("{FILES} AND {only} ORDER BY random() LIMIT $1");
         let query = sqlx::query_as(AssertSqlSafe(sample)).bind(limit);
         Ok(query.fetch_all(&database.database.pool).await?)
     }
@@ -136,19 +138,19 @@ impl Archive<'_> {
             "SELECT f.tenant, f.consumer, count(*) AS files, sum(f.bytes)::bigint AS bytes \
              FROM oncebox.archive_file f WHERE f.forgotten_at IS NULL AND {} \
              GROUP BY 1, 2 ORDER BY 1, 2",
-            of(database)
+            self.of(database).await?
         );
         Ok(sqlx::query_as(AssertSqlSafe(sums)).fetch_all(&database.database.pool).await?)
     }
-}
 
-/// Returns the condition for the files of a database. Several tenants may have named one database,
-/// and each is in the list of databases.
-pub(super) fn of(database: &InboxDatabase) -> String {
-    match &database.tenant {
-        None => "true".to_owned(),
+    /// Returns the condition for the files of a database: those of the tenants in it, whatever
+    /// tenants its rows name. The host's has those of deleted tenants, too.
+    pub(super) async fn of(&self, database: &InboxDatabase) -> Result<String, InboxError> {
+        let Some(name) = database.name() else { return Ok("true".to_owned()) };
+        let tenants = self.0.tenant_databases().tenants_in(Some(name)).await?;
         // The names of tenants have no quotes.
-        Some(tenant) => format!("f.tenant = '{tenant}'"),
+        let quoted: Vec<_> = tenants.iter().map(|tenant| format!("'{tenant}'")).collect();
+        Ok(format!("f.tenant = ANY (ARRAY[{}]::text[])", quoted.join(", ")))
     }
 }
 

@@ -131,10 +131,10 @@ impl<'a> Archive<'a> {
     pub(crate) async fn check_is_off(
         &self,
         connection: &mut PgConnection,
-        tenant: Option<&str>,
+        database: Option<&str>,
     ) -> Result<(), InboxError> {
         const LOCK: &str = "LOCK TABLE oncebox.archive_setting IN SHARE MODE";
-        let mark = if tenant.is_some() {
+        let mark = if database.is_some() {
             self.mark().await?
         } else {
             connection.execute(LOCK).await?;

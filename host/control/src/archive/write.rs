@@ -31,8 +31,8 @@ use crate::handles::Archive;
 pub(crate) struct DetachedPartition<'p> {
     /// Name of its table.
     pub(crate) name: &'p str,
-    /// Tenant that named the database; none for the host's.
-    pub(crate) tenant: Option<&'p str>,
+    /// Name of the database; none for the host's.
+    pub(crate) database: Option<&'p str>,
     /// End of its time, exclusive. What stands beside its messages is older.
     pub(crate) to_at: DateTime<Utc>,
 }
@@ -79,7 +79,7 @@ impl<'a> Archive<'a> {
         let began_at = query.fetch_one(&mut *connection).await?;
         let work = PartitionWork { archive: *self, store, partition, began_at };
         let consumers = self.consumers_in(connection, &partition).await?;
-        self.clear_attempts(connection, store, partition.tenant, Some(partition.name)).await?;
+        self.clear_attempts(connection, store, partition.database, Some(partition.name)).await?;
         for consumer in &consumers {
             work.write_consumer(connection, consumer).await?;
         }

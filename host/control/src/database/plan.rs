@@ -12,7 +12,7 @@ use sqlx::{PgConnection, migrate::Migration};
 use super::{
     functions::Functions,
     schema::{self, MIGRATIONS},
-    tenant_database::prepare::check_is_ours,
+    tenant_database::{DatabaseLabel, InboxDatabase, prepare::check_is_ours},
 };
 use crate::handles::TenantDatabases;
 
@@ -86,32 +86,29 @@ impl LockTime {
 }
 
 impl TenantDatabases<'_> {
-    /// Returns the plans for the host's database and for those that tenants named, in this order,
-    /// with the tenants. A database that cannot be read has its error. Changes nothing.
+    /// Returns the plans for the host's database and for the others with an inbox, in this order. A
+    /// database that cannot be read has its error. Changes nothing.
     ///
     /// # Errors
     /// An error of the host's database.
     pub async fn migration_plans(
         &self,
-    ) -> Result<Vec<(Option<String>, Result<MigrationPlan, InboxError>)>, InboxError> {
+    ) -> Result<Vec<(DatabaseLabel, Result<MigrationPlan, InboxError>)>, InboxError> {
         let mut connection = self.own().connect().await?;
-        let mut plans = vec![(None, Ok(plan(&mut connection).await?))];
+        let mut plans = vec![(DatabaseLabel::default(), Ok(plan(&mut connection).await?))];
         if schema::newest_migration(&mut connection).await?.is_none() {
             return Ok(plans); // there is no tenant yet
         }
-        for source in self.dedicated_tenants().await? {
-            match self.plan_of(&source.tenant).await {
-                Err(InboxError::NotFound(_)) => {} // deleted meanwhile
-                planned => plans.push((Some(source.tenant), planned)),
-            }
+        for database in self.all().await?.into_iter().skip(1) {
+            let planned = self.plan_of(&database).await;
+            plans.push((database.label, planned));
         }
         Ok(plans)
     }
 
-    async fn plan_of(&self, tenant: &str) -> Result<MigrationPlan, InboxError> {
-        let tenant = self.0.tenants().get(tenant).await?;
-        let mut connection = self.get(&tenant)?.connect().await?;
-        check_is_ours(&mut connection, self.installation().await?, &tenant).await?;
+    async fn plan_of(&self, database: &InboxDatabase) -> Result<MigrationPlan, InboxError> {
+        let mut connection = database.database.connect().await?;
+        check_is_ours(&mut connection, self.installation().await?, &database.label).await?;
         plan(&mut connection).await
     }
 }

@@ -70,11 +70,11 @@ impl Doctor<'_> {
     ) -> Result<(Vec<Finding>, usize), InboxError> {
         let (mut findings, mut count) = (Vec::new(), 0);
         let installation = self.0.tenant_databases().installation().await?.to_string();
-        for database in self.0.retention().databases().await? {
+        for database in self.0.tenant_databases().all().await? {
             let files = match self.0.archive().sample(&database, LOOKED_FOR).await {
                 Ok(files) => files,
                 // Another check names a tenant's database that does not answer.
-                Err(_) if database.tenant.is_some() => continue,
+                Err(_) if database.name().is_some() => continue,
                 Err(error) => return Err(error),
             };
             for file in files {

@@ -6,6 +6,7 @@ use oncebox_model::error::InboxError;
 
 use super::{Finding, Severity, place_name};
 use crate::{
+    database::tenant_database::DatabaseLabel,
     handles::Doctor,
     storage::{BudgetExcess, TenantStorage},
     tenants::Tenant,
@@ -39,15 +40,14 @@ impl Doctor<'_> {
         findings
     }
 
-    /// Returns the storage of a tenant. `measured` holds the reports of databases, by the tenant
-    /// that named each.
+    /// Returns the storage of a tenant. `measured` holds the reports of databases.
     async fn measured(
         &self,
         tenant: &Tenant,
-        measured: &mut BTreeMap<Option<String>, Vec<TenantStorage>>,
+        measured: &mut BTreeMap<DatabaseLabel, Vec<TenantStorage>>,
     ) -> Result<TenantStorage, InboxError> {
-        let database = self.0.storage().database_of(tenant)?;
-        let of_database = match measured.entry(database.tenant.clone()) {
+        let database = self.0.tenant_databases().inbox_of(tenant)?;
+        let of_database = match measured.entry(database.label.clone()) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => new.insert(self.0.storage().report(&database).await?.tenants),
         };

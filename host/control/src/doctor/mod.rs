@@ -8,6 +8,7 @@
 mod access;
 mod archive;
 mod budgets;
+mod databases;
 mod endpoints;
 mod functions;
 mod ids;
@@ -156,6 +157,7 @@ impl<'a> Doctor<'a> {
         for look in self.looks(limits, &mut findings).await? {
             findings.extend(look.all().await);
         }
+        findings.extend(self.databases_are_themselves().await);
         findings.extend(self.topics_are_apart().await);
         findings.extend(self.archive_is_there().await);
         findings.extend(self.stores_are_open().await);
@@ -172,7 +174,7 @@ impl<'a> Doctor<'a> {
         limits: HostLimits,
         findings: &mut Vec<Finding>,
     ) -> Result<Vec<Look<'a>>, InboxError> {
-        let look = |pool: PgPool, options: PgConnectOptions| Look {
+        let look = |pool: PgPool, options: PgConnectOptions, limits: HostLimits| Look {
             control: self.0,
             place: place_name(&options),
             pool,
@@ -183,7 +185,7 @@ impl<'a> Doctor<'a> {
         };
         let mut looks = BTreeMap::from([(
             place_name(&self.0.options),
-            look(self.0.pool.clone(), self.0.options.clone()),
+            look(self.0.pool.clone(), self.0.options.clone(), limits),
         )]);
         // Skips tenants in deletion: their roles and schema go before their row does.
         for tenant in
@@ -191,9 +193,14 @@ impl<'a> Doctor<'a> {
         {
             match self.0.tenant_databases().get(&tenant) {
                 Ok(place) => {
+                    let named = &self.0.named_databases;
+                    let limits = tenant
+                        .database_name()
+                        .and_then(|name| named.connections_max(name))
+                        .map_or(limits, |connections_max| HostLimits { connections_max });
                     let entry = looks
                         .entry(place_name(&place.options))
-                        .or_insert_with(|| look(place.pool, place.options));
+                        .or_insert_with(|| look(place.pool, place.options, limits));
                     entry.tenants.push(tenant);
                 }
                 Err(error) => findings.push(unplaced(&tenant, &error)),

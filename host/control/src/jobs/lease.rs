@@ -95,17 +95,6 @@ struct LeasedRow {
 }
 
 impl Jobs<'_> {
-    /// Returns a tenant's own database, or the host's for an empty name. Opens no connection.
-    ///
-    /// # Errors
-    /// `NotFound` where there is no such tenant, or an error of the host's database.
-    pub async fn database(&self, tenant: &str) -> Result<TenantDatabase, InboxError> {
-        match tenant.is_empty() {
-            true => Ok(self.0.tenant_databases().own()),
-            false => self.0.tenant_databases().get(&self.0.tenants().get(tenant).await?),
-        }
-    }
-
     /// Counts the jobs of a database that are not over, by tenant. Reads those jobs alone.
     ///
     /// # Errors

@@ -76,6 +76,8 @@ pub(crate) struct JobTarget {
     /// None for outgoing messages of every consumer.
     consumer: Option<Consumer>,
     database: TenantDatabase,
+    /// Name of that database; none for the host's.
+    database_name: Option<String>,
 }
 
 impl Jobs<'_> {
@@ -91,7 +93,13 @@ impl Jobs<'_> {
             return Err(InboxError::conflict(format!("tenant `{tenant}` is being deleted")));
         }
         let database = self.0.tenant_databases().get(&row)?;
-        Ok(JobTarget { tenant_id: row.tenant_id, tenant: row.name, consumer, database })
+        Ok(JobTarget {
+            tenant_id: row.tenant_id,
+            tenant: row.name,
+            consumer,
+            database,
+            database_name: row.database,
+        })
     }
 }
 

@@ -179,18 +179,17 @@ impl Jobs<'_> {
     /// Notifies the hosts that a job can be worked on. The notification is only a hint, since hosts
     /// also poll.
     pub(super) async fn announce(&self, target: &JobTarget) {
-        let tenant = if target.database.is_dedicated { &*target.tenant } else { "" };
+        let database = target.database_name.as_deref().unwrap_or_default();
         let notify = sqlx::query("SELECT pg_notify($1, $2)")
             .bind(CHANNEL)
-            .bind(format!("{JOB_NOTE}{tenant}"));
+            .bind(format!("{JOB_NOTE}{database}"));
         if let Err(error) = notify.execute(&self.0.pool).await {
             tracing::debug!(%error, "hosts were not told of a job; they find it by themselves");
         }
     }
 }
 
-/// Begin of a notification of a job. The name of the tenant follows, where the job is in a database
-/// of the tenant's own.
+/// Begin of a notification of a job. The name of the database follows, where that is not the host's.
 pub const JOB_NOTE: &str = "job ";
 
 /// Deletes the jobs of a tenant that have been over for long.

@@ -28,7 +28,7 @@ use crate::{
     database::{
         locks::{self, HostLock},
         schema,
-        tenant_database::{TenantDatabase, open::answered_within},
+        tenant_database::{DatabaseLabel, InboxDatabase, open::answered_within},
     },
     handles::Retention,
 };
@@ -40,19 +40,11 @@ pub use run_all::{OtherProcess, RetentionFailure, RetentionResult};
 /// Removals that a report shows, of the newest.
 const SHOWN: i64 = 50;
 
-/// A database with an inbox: the host's, or one that a tenant named.
-#[derive(Clone)]
-pub struct InboxDatabase {
-    /// Tenant that named the database; none for the host's.
-    pub tenant: Option<String>,
-    pub(crate) database: TenantDatabase,
-}
-
 /// The time partitions of one database, and the removals.
 #[derive(Debug, Clone)]
 pub struct RetentionReport {
-    /// Tenant that named the database; none for the host's.
-    pub tenant: Option<String>,
+    /// The database.
+    pub label: DatabaseLabel,
     /// The partitions that are still there, by the time at which they are due.
     pub partitions: Vec<TimePartition>,
     /// The removals, the newest first: at most the last 50, and all that are not finished.
@@ -97,32 +89,6 @@ pub struct Forgotten {
 }
 
 impl Retention<'_> {
-    /// Lists the databases with an inbox: the host's first, then those that tenants named.
-    ///
-    /// # Errors
-    /// An error of the host's database.
-    pub async fn databases(&self) -> Result<Vec<InboxDatabase>, InboxError> {
-        let control = self.0;
-        let database = control.tenant_databases().own();
-        let mut all = vec![InboxDatabase { tenant: None, database }];
-        for source in control.tenant_databases().dedicated_tenants().await? {
-            let tenant = match control.tenants().get(&source.tenant).await {
-                Err(InboxError::NotFound(_)) => continue, // deleted meanwhile
-                tenant => tenant?,
-            };
-            if tenant.state.is_deleting() {
-                continue;
-            }
-            // A tenant whose address cannot be unsealed keeps nothing from the others. `doctor` names
-            // it, and none of its consumers runs.
-            match control.tenant_databases().get(&tenant) {
-                Ok(database) => all.push(InboxDatabase { tenant: Some(tenant.name), database }),
-                Err(error) => tracing::debug!(tenant = tenant.name, %error, "database not known"),
-            }
-        }
-        Ok(all)
-    }
-
     /// Reads the partitions and the removals of a database. Changes nothing.
     ///
     /// # Errors
@@ -130,7 +96,7 @@ impl Retention<'_> {
     pub async fn report(&self, database: &InboxDatabase) -> Result<RetentionReport, InboxError> {
         let mut connection = database.database.pool.acquire().await?;
         Ok(RetentionReport {
-            tenant: database.tenant.clone(),
+            label: database.label.clone(),
             partitions: partitions::all(&mut connection).await?,
             removals: removal::newest(&mut connection, SHOWN).await?,
         })
@@ -165,10 +131,10 @@ impl Retention<'_> {
         }
         // Messages that must stay move to the present partition.
         schema::ensure_partitions(&database.database.pool).await?;
-        let (mut stuck, tenant) = (Vec::new(), database.tenant.as_deref());
+        let (mut stuck, name) = (Vec::new(), database.name());
         leave_attempts(&mut turn).await?;
         if let Some(store) = store {
-            self.0.archive().clear_attempts(&mut turn, store, tenant, None).await?;
+            self.0.archive().clear_attempts(&mut turn, store, name, None).await?;
         }
         let mut run = RetentionRun { is_ours: true, ..RetentionRun::default() };
         for partition in partitions::due(&mut turn).await? {
@@ -176,7 +142,7 @@ impl Retention<'_> {
             if stuck.contains(&partition.class) {
                 continue;
             }
-            match removal::remove(self.0, tenant, &mut turn, &partition).await {
+            match removal::remove(self.0, name, &mut turn, &partition).await {
                 Ok(removal) => run.removed.push(removal),
                 Err(error) => {
                     stuck.push(partition.class.clone());

@@ -21,11 +21,12 @@ use oncebox_model::{error::InboxError, sqlstate, tx::answered};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{InboxDatabase, RetentionFailure, RetentionResult, explained};
+use super::{RetentionFailure, RetentionResult, explained};
 use crate::{
     database::{
         locks::{self, HostLock},
         schema,
+        tenant_database::{DatabaseLabel, InboxDatabase},
     },
     handles::Retention,
 };
@@ -59,22 +60,21 @@ impl Retention<'_> {
     /// database, and logs it. A database on which another process removes is left to that process.
     /// One that fails does not keep the others from their turn.
     pub async fn remove_outgoing(&self, days: u32) -> RetentionResult {
-        let databases = match self.databases().await {
+        let databases = match self.0.tenant_databases().all().await {
             Ok(databases) => databases,
-            Err(error) => return failure(None, None, &error),
+            Err(error) => return failure(&DatabaseLabel::default(), None, &error),
         };
         let mut result = RetentionResult::default();
         for database in &databases {
-            let tenant = database.tenant.clone();
             let run = match timeout(LONGEST, self.remove_outgoing_of(database, days)).await {
                 Ok(Ok(run)) => run,
-                Ok(Err(error)) => failure(tenant, None, &error),
+                Ok(Err(error)) => failure(&database.label, None, &error),
                 Err(_) => {
                     let text = format!(
                         "it took more than {} s; the next run goes on where it ended",
                         LONGEST.as_secs()
                     );
-                    failure(tenant, None, &InboxError::conflict(text))
+                    failure(&database.label, None, &InboxError::conflict(text))
                 }
             };
             result.removed += run.removed;
@@ -95,18 +95,24 @@ impl Retention<'_> {
         }
         // Messages that must stay move to the present partition.
         schema::ensure_partitions(&database.database.pool).await?;
-        let tenant = database.tenant.as_deref();
+        let DatabaseLabel { tenant, database: name } = &database.label;
         let mut result = RetentionResult::default();
         for partition in old(&mut turn, days).await? {
             match remove(&mut turn, &partition).await {
                 Ok(moved) => {
                     result.removed += 1;
                     let partition = partition.name;
-                    tracing::info!(tenant, partition, moved, "outgoing messages removed");
+                    tracing::info!(
+                        tenant,
+                        database = name,
+                        partition,
+                        moved,
+                        "outgoing messages removed"
+                    );
                 }
                 Err(error) => {
-                    let (tenant, name) = (database.tenant.clone(), Some(partition.name));
-                    result.failed.extend(failure(tenant, name, &error).failed);
+                    let failed = failure(&database.label, Some(partition.name), &error).failed;
+                    result.failed.extend(failed);
                     // Only one detach can be under way.
                     break;
                 }
@@ -120,13 +126,15 @@ impl Retention<'_> {
 
 /// Logs the error of a database or of one of its partitions, and returns it as the result.
 fn failure(
-    tenant: Option<String>,
+    label: &DatabaseLabel,
     partition: Option<String>,
     error: &InboxError,
 ) -> RetentionResult {
     let error = explained(error);
-    tracing::error!(tenant, partition, error, "removal of outgoing messages failed");
-    RetentionResult { removed: 0, failed: vec![RetentionFailure { tenant, partition, error }] }
+    let DatabaseLabel { tenant, database } = label;
+    tracing::error!(tenant, database, partition, error, "removal of outgoing messages failed");
+    let label = label.clone();
+    RetentionResult { removed: 0, failed: vec![RetentionFailure { label, partition, error }] }
 }
 
 /// Returns the partitions that were over so many days ago, the oldest first, and those that an

@@ -92,11 +92,11 @@ const BUSY: Duration = Duration::from_secs(30);
 /// Pause between two tries to move them.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// Removes a partition, from the step at which it is. `tenant` named the database; none for the
-/// host's.
+/// Removes a partition, from the step at which it is. `database` is the name of the database; none
+/// for the host's.
 pub(super) async fn remove(
     control: &Control,
-    tenant: Option<&str>,
+    database: Option<&str>,
     connection: &mut PgConnection,
     partition: &TimePartition,
 ) -> Result<Removal, InboxError> {
@@ -114,14 +114,14 @@ pub(super) async fn remove(
     hooks::point("retention:detach:after");
     // Before the archive and before the history goes: a message that comes back keeps both.
     attach_staying(connection, partition).await?;
-    let detached = DetachedPartition { name, tenant, to_at: partition.to_at };
+    let detached = DetachedPartition { name, database, to_at: partition.to_at };
     let is_archived = control.archive().write(connection, detached).await?;
     delete_history(connection, partition).await?;
     hooks::point("retention:history:after");
     attach_staying(connection, partition).await?;
     let mut tx = connection.begin().await?;
     if !is_archived {
-        control.archive().check_is_off(&mut tx, tenant).await?;
+        control.archive().check_is_off(&mut tx, database).await?;
     }
     drop_table(tx, name).await?;
     hooks::point("retention:drop:after");

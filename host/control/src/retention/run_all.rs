@@ -10,8 +10,12 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{InboxDatabase, Removal, RetentionRun};
-use crate::{audit::Subject, handles::Retention};
+use super::{Removal, RetentionRun};
+use crate::{
+    audit::Subject,
+    database::tenant_database::{DatabaseLabel, InboxDatabase},
+    handles::Retention,
+};
 
 /// Databases on which partitions are removed at a time.
 const AT_ONCE: usize = 4;
@@ -41,8 +45,8 @@ pub struct RetentionResult {
 /// A partition that was not removed, or a database on which nothing was.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RetentionFailure {
-    /// Tenant that named the database; none for the host's.
-    pub tenant: Option<String>,
+    /// The database.
+    pub label: DatabaseLabel,
     /// Name of the partition; none where the whole database failed.
     pub partition: Option<String>,
     /// Text of the error.
@@ -53,9 +57,9 @@ impl Retention<'_> {
     /// Removes what is due in every database, and logs it. A database that fails or does not
     /// answer does not keep the others from their turn.
     pub async fn run_all(&self, other: OtherProcess) -> RetentionResult {
-        let databases = match self.databases().await {
+        let databases = match self.0.tenant_databases().all().await {
             Ok(databases) => databases,
-            Err(error) => return RetentionResult::of_error(None, &error),
+            Err(error) => return RetentionResult::of_error(DatabaseLabel::default(), &error),
         };
         let (places, mut runs) = (Arc::new(Semaphore::new(AT_ONCE)), JoinSet::new());
         for database in databases {
@@ -75,7 +79,7 @@ impl Retention<'_> {
                 Err(error) => {
                     tracing::error!(%error, "retention failed");
                     result.failed.push(RetentionFailure {
-                        tenant: None,
+                        label: DatabaseLabel::default(),
                         partition: None,
                         error: error.to_string(),
                     });
@@ -103,7 +107,7 @@ impl Retention<'_> {
             let run = match timeout(LONGEST, self.run(database)).await {
                 Ok(Ok(run)) => run,
                 Ok(Err(error)) => {
-                    return RetentionResult::of_error(database.tenant.clone(), &error);
+                    return RetentionResult::of_error(database.label.clone(), &error);
                 }
                 Err(_) => {
                     let text = format!(
@@ -111,7 +115,7 @@ impl Retention<'_> {
                         LONGEST.as_secs()
                     );
                     let error = InboxError::conflict(text);
-                    return RetentionResult::of_error(database.tenant.clone(), &error);
+                    return RetentionResult::of_error(database.label.clone(), &error);
                 }
             };
             match other {
@@ -119,7 +123,7 @@ impl Retention<'_> {
                 OtherProcess::Leave => return RetentionResult::default(),
                 OtherProcess::Await(longest) if began.elapsed() >= longest => {
                     let error = InboxError::conflict("another process removes partitions there");
-                    return RetentionResult::of_error(database.tenant.clone(), &error);
+                    return RetentionResult::of_error(database.label.clone(), &error);
                 }
                 OtherProcess::Await(_) => sleep(AGAIN).await,
             }
@@ -129,18 +133,20 @@ impl Retention<'_> {
 
 impl RetentionResult {
     /// Logs the error of a database, and returns it as the result.
-    fn of_error(tenant: Option<String>, error: &InboxError) -> Self {
-        tracing::error!(tenant, %error, "retention failed");
-        let failure = RetentionFailure { tenant, partition: None, error: error.to_string() };
+    fn of_error(label: DatabaseLabel, error: &InboxError) -> Self {
+        let DatabaseLabel { tenant, database } = &label;
+        tracing::error!(tenant, database, %error, "retention failed");
+        let failure = RetentionFailure { label, partition: None, error: error.to_string() };
         Self { removed: 0, failed: vec![failure] }
     }
 
     /// Logs a run on one database, and returns its result.
     fn of_run(database: &InboxDatabase, run: RetentionRun) -> Self {
-        let tenant = database.tenant.as_deref();
+        let DatabaseLabel { tenant, database: name } = &database.label;
         for Removal { partition_name, class, removed, moved, bytes, .. } in &run.removed {
             tracing::info!(
                 tenant,
+                database = name,
                 partition = partition_name,
                 class,
                 messages = removed,
@@ -150,8 +156,8 @@ impl RetentionResult {
             );
         }
         let failed = run.failed.into_iter().map(|(partition, error)| {
-            tracing::error!(tenant, partition, error, "retention failed");
-            RetentionFailure { tenant: database.tenant.clone(), partition: Some(partition), error }
+            tracing::error!(tenant, database = name, partition, error, "retention failed");
+            RetentionFailure { label: database.label.clone(), partition: Some(partition), error }
         });
         Self { removed: run.removed.len() as i64, failed: failed.collect() }
     }

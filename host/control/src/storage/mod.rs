@@ -21,13 +21,9 @@ use self::{
     sample::PartitionSample,
 };
 use crate::{
-    database::tenant_database::open::answered_within,
+    database::tenant_database::{DatabaseLabel, InboxDatabase, open::answered_within},
     handles::Storage,
-    retention::{
-        InboxDatabase,
-        partitions::{self, TimePartition},
-    },
-    tenants::Tenant,
+    retention::partitions::{self, TimePartition},
 };
 
 /// Longest measurement of a database.
@@ -42,8 +38,8 @@ const LOCK_TIMEOUT_MS: &str = "5000";
 /// The storage of one database with an inbox.
 #[derive(Debug, Clone)]
 pub struct StorageReport {
-    /// Tenant that named the database; none for the host's.
-    pub tenant: Option<String>,
+    /// The database.
+    pub label: DatabaseLabel,
     /// Time of the measurement, by the database's clock.
     pub measured_at: DateTime<Utc>,
     /// The time partitions, each with its exact size.
@@ -147,16 +143,6 @@ struct ConsumerSums {
 }
 
 impl Storage<'_> {
-    /// Returns the database with a tenant's inbox.
-    ///
-    /// # Errors
-    /// An error where its address cannot be unsealed.
-    pub fn database_of(&self, tenant: &Tenant) -> Result<InboxDatabase, InboxError> {
-        let database = self.0.tenant_databases().get(tenant)?;
-        let named_by = database.is_dedicated.then(|| tenant.name.clone());
-        Ok(InboxDatabase { tenant: named_by, database })
-    }
-
     /// Measures the inbox in a database. Reads at most about 1,000 pages of each time partition,
     /// and changes nothing.
     ///
@@ -170,7 +156,7 @@ impl Storage<'_> {
         let (measured_at, partitions, samples) = measured.map_err(explained)?;
         let _ = connection.close().await; // it holds nothing
         let tenants = by_tenant(&consumers, &samples, measured_at);
-        Ok(StorageReport { tenant: database.tenant.clone(), measured_at, partitions, tenants })
+        Ok(StorageReport { label: database.label.clone(), measured_at, partitions, tenants })
     }
 
     /// Lists the consumers whose inbox is in a database, by tenant and name. The host's database
@@ -185,8 +171,8 @@ impl Storage<'_> {
                 extract(epoch FROM now() - c.created_at)::float8 / 86400 AS age_days \
             FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) \
             JOIN oncebox.retention_class r USING (retention_class) \
-            WHERE t.name = $1 OR $1 IS NULL AND t.database_url IS NULL ORDER BY t.name, c.name";
-        let query = sqlx::query_as(CONSUMERS).bind(database.tenant.as_deref());
+            WHERE t.database IS NOT DISTINCT FROM $1 ORDER BY t.name, c.name";
+        let query = sqlx::query_as(CONSUMERS).bind(database.name());
         Ok(query.fetch_all(&self.0.pool).await?)
     }
 }

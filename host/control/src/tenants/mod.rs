@@ -25,7 +25,7 @@ use sqlx::{Executor, PgConnection, PgPool};
 use self::{credentials::Credentials, keys::secret_hash, roles::role_statements};
 use crate::{
     audit::Subject,
-    control::{check_name, taken},
+    control::taken,
     database::locks::{self, HostLock},
     handles::{TenantDatabases, Tenants},
 };
@@ -60,19 +60,19 @@ pub struct Tenant {
     /// none for the host's database.
     #[serde(skip)]
     pub(crate) database_url: Option<Vec<u8>>,
-    /// Host, port and name of that database.
+    /// Name of that database in the settings of hosts; where it has none, its host, port and name.
     pub database: Option<String>,
     /// Time of creation.
     pub created_at: chrono::DateTime<chrono::Utc>,
 }
 
 impl Tenants<'_> {
-    /// Creates a tenant: its row, its schema and its two login roles. Returns the tenant.
+    /// Creates a tenant in the host's database: its row, its schema and its two login roles. Returns
+    /// the tenant.
     ///
     /// # Errors
-    /// `Invalid` for a bad name. `Conflict` for a name in use.
-    pub async fn create(&self, name: &str) -> Result<Tenant, InboxError> {
-        check_name("tenant", name)?;
+    /// `Conflict` for a name in use.
+    pub(crate) async fn create_here(&self, name: &str) -> Result<Tenant, InboxError> {
         let opaque = hex::encode(rand::random::<[u8; 6]>());
         let (schema, login, owner) =
             (format!("t_{opaque}"), format!("oncebox_{opaque}"), format!("oncebox_{opaque}_owner"));

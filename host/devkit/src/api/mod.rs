@@ -83,7 +83,8 @@ impl Api {
     pub async fn carry_on(&self, tenant: &str, job_id: i64) -> Result<()> {
         let Self::Here(here) = self else { return Ok(()) };
         let jobs = here.control.jobs();
-        let database = jobs.database(tenant).await?;
+        let tenant = here.control.tenants().get(tenant).await?;
+        let database = here.control.tenant_databases().get(&tenant)?;
         let owner = format!("oncebox/{}", std::process::id());
         if let Some(job) = jobs.lease(&database, &owner, Some(job_id)).await? {
             jobs.work(job, &CancellationToken::new()).await;

@@ -73,7 +73,12 @@ async fn tenant_is_made(api: &Api, tenant: &file::TenantSpec) -> Result<()> {
     let _: wire::TenantBody = api
         .post(
             &path(&["tenants"]),
-            &NewTenant { name: tenant.name.clone(), migrations: Vec::new(), database_url: None },
+            &NewTenant {
+                name: tenant.name.clone(),
+                migrations: Vec::new(),
+                database_url: None,
+                database: None,
+            },
         )
         .await?;
     Ok(())

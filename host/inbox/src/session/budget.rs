@@ -1,15 +1,16 @@
 //! The host's bound on connections, of all tenants together.
 
 use std::{
+    collections::HashMap,
     sync::{
-        Arc, Mutex, Weak,
+        Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use oncebox_model::connect::CONNECT_TIMEOUT;
-use sqlx::Connection;
+use oncebox_model::{connect::CONNECT_TIMEOUT, error::InboxError};
+use sqlx::{Connection, postgres::PgConnectOptions};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Sessions;
@@ -17,6 +18,10 @@ use crate::admission::{HostBounds, Scheduler};
 
 /// Pause after which a transaction that waits for a connection looks for an idle one again.
 const RECHECK: Duration = Duration::from_millis(250);
+
+/// Logins at a time that only ask whether a server answers. They count as no connection of a
+/// tenant.
+const PROBES_MAX: usize = 4;
 
 /// Bytes of guests' memory of a budget that is made without bounds of its own.
 const MEMORY_BYTES_MAX: u64 = 4 << 30;
@@ -31,6 +36,36 @@ pub struct Budget {
     /// Transactions that wait for a permit.
     waiting: AtomicUsize,
     pub(super) tenants: Mutex<Vec<Weak<Sessions>>>,
+    /// Turns of probes, by host and port of the server.
+    probes: Mutex<HashMap<String, Arc<ServerProbes>>>,
+}
+
+/// Turns of the probes of a server, which many tenants may ask at the same time.
+pub(super) struct ServerProbes {
+    turns: Semaphore,
+    /// Time of the last probe that the server did not answer.
+    silent_at: Mutex<Option<Instant>>,
+}
+
+impl ServerProbes {
+    /// Waits for a turn, and asks the server whether it answers. Where it has left another probe
+    /// without an answer since then, that is the answer to this one.
+    pub(super) async fn ask<T>(
+        &self,
+        asking: impl Future<Output = Result<T, InboxError>>,
+    ) -> Result<T, InboxError> {
+        let began = Instant::now();
+        let _turn = self.turns.acquire().await.expect("it is never closed");
+        let silent_at = *self.silent_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if silent_at.is_some_and(|at| at >= began) {
+            return Err(InboxError::DatabaseUnavailable { retry_after: RECHECK });
+        }
+        let answer = asking.await;
+        if let Err(InboxError::Unreachable(sqlx::Error::Io(_))) = &answer {
+            *self.silent_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        }
+        answer
+    }
 }
 
 impl Budget {
@@ -52,12 +87,26 @@ impl Budget {
             permits,
             waiting: AtomicUsize::new(0),
             tenants: Mutex::default(),
+            probes: Mutex::default(),
         })
     }
 
     /// Returns the scheduler that admits transactions. A tenant's changed limits are passed to it.
     pub fn scheduler(&self) -> &Arc<Scheduler> {
         &self.scheduler
+    }
+
+    /// Returns the turns of the probes of a server.
+    pub(super) fn probes(&self, server: &PgConnectOptions) -> Arc<ServerProbes> {
+        let server = format!("{}:{}", server.get_host(), server.get_port());
+        let new = || {
+            Arc::new(ServerProbes {
+                turns: Semaphore::new(PROBES_MAX),
+                silent_at: Mutex::default(),
+            })
+        };
+        let mut probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
+        probes.entry(server).or_insert_with(new).clone()
     }
 
     /// Waits for a permit for one connection. Where none is left, closes an idle connection, of any

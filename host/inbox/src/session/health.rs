@@ -87,13 +87,14 @@ impl Sessions {
     /// closed again.
     pub async fn is_in_reach(&self) -> bool {
         let access = self.access();
-        let asking = self.away.connect(async {
+        let probes = self.budget.probes(&access.options);
+        let asking = probes.ask(self.away.connect(async {
             let silent = |_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into());
             let connection =
                 tokio::time::timeout(PROBE, self.log_in(&access)).await.map_err(silent)??;
             let _ = connection.close().await; // opening it was the question
             Ok(())
-        });
+        }));
         let is_in_reach = asking.await.is_ok();
         if is_in_reach {
             // An earlier caller may have stopped waiting, and left its question open.

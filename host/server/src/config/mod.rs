@@ -17,7 +17,7 @@ mod storage;
 mod telemetry;
 
 pub use archive::ArchiveSettings;
-pub use database::DatabaseSettings;
+pub use database::{DatabaseSettings, NamedDatabaseSettings};
 pub use http::{ApiSettings, HttpSettings};
 pub use http_destinations::HttpDestinationSettings;
 pub use kafka::KafkaSettings;
@@ -34,7 +34,7 @@ pub use telemetry::TelemetrySettings;
 use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow, bail};
-use oncebox_control::{Control, MasterKey, MigrationBounds};
+use oncebox_control::{Control, MasterKey, MigrationBounds, NamedDatabases};
 use oncebox_inbox::{HostBounds, SessionSettings};
 use oncebox_model::policy::toml_error;
 use serde::Deserialize;
@@ -49,8 +49,10 @@ use self::{
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The database of the inbox.
+    /// The host's database.
     pub database: DatabaseSettings,
+    /// Further databases, in which hosts place tenants.
+    pub databases: Vec<NamedDatabaseSettings>,
     /// The brokers.
     pub kafka: KafkaSettings,
     /// The schema registry.
@@ -176,8 +178,8 @@ impl Config {
     /// actor.
     ///
     /// # Errors
-    /// The database or the master key is not configured, or the archive, a store or a list of hosts
-    /// cannot be used.
+    /// The database or the master key is not configured, or a further database, the archive, a store
+    /// or a list of hosts cannot be used.
     pub fn control(&self) -> Result<Control> {
         let actor = std::env::var("USER").unwrap_or_else(|_| "cli".to_owned());
         let DatabaseSettings {
@@ -193,6 +195,12 @@ impl Config {
         };
         let control = Control::new(self.connect_options()?, self.master_key()?, actor)
             .bounding_migrations(migrations)
+            .placing_in(NamedDatabases::new(
+                self.databases
+                    .iter()
+                    .map(NamedDatabaseSettings::database)
+                    .collect::<Result<Vec<_>>>()?,
+            )?)
             .fetching_from(self.references.stores()?)
             .sending_with(Arc::new(self.http_destinations.sender()?));
         Ok(match self.archive.store()? {
@@ -201,19 +209,27 @@ impl Config {
         })
     }
 
-    /// Returns the limits that all tenants of the host share.
-    pub fn host_bounds(&self) -> HostBounds {
-        let connections_max = self.database.connections_max;
+    /// Returns the connections of all tenants together, to every database.
+    pub(crate) fn connections_max(&self) -> usize {
+        let named: usize = self.databases.iter().map(|database| database.connections_max).sum();
+        self.database.connections_max + named
+    }
+
+    /// Returns the bounds that the tenants share whose database has so many connections: of
+    /// transactions and guests' memory, the part that these connections are of all.
+    pub(crate) fn host_bounds(&self, connections_max: usize) -> HostBounds {
+        let all = self.connections_max().max(1);
+        let part = |of: u64| (of as u128 * connections_max as u128).div_ceil(all as u128) as u64;
         let transactions_max = self
             .runtime
             .transactions_max
-            .unwrap_or(connections_max)
+            .map_or(connections_max, |most| part(most as u64) as usize)
             .clamp(1, connections_max.max(1));
         let of_tenant =
             self.runtime.tenant_transactions_max.unwrap_or(transactions_max.div_ceil(2));
         HostBounds {
             transactions_max,
-            memory_bytes_max: self.runtime.memory_bytes_max,
+            memory_bytes_max: part(self.runtime.memory_bytes_max),
             tenant_transactions_max: Some(of_tenant.max(1)),
             deadline_max: Some(Duration::from_millis(self.runtime.deadline_ms_max.max(1))),
         }
@@ -258,6 +274,7 @@ mod tests {
         default.references.stores = config.references.stores.clone();
         default.http_destinations.ca_file = config.http_destinations.ca_file.clone();
         default.kafka = config.kafka.clone();
+        default.databases = config.databases.clone();
         default.telemetry.endpoint = config.telemetry.endpoint.clone();
         default.schema_registry = config.schema_registry.clone();
         default.oidc = config.oidc.clone();
@@ -269,6 +286,24 @@ mod tests {
             );
             assert!(sample.contains(variable), "`{variable}` is missing");
         }
+    }
+
+    // What could go wrong: the databases of one host have together more than the host has, or a
+    // database without a number of its own gets nothing.
+    #[test]
+    fn databases_divide_what_the_host_has_by_their_connections() {
+        let text = "[database]\nconnections_max = 8\n\
+            [runtime]\nmemory_bytes_max = 1000\ntransactions_max = 20\n\
+            [[databases]]\nname = 'a'\nconnections_max = 32\n[[databases]]\nname = 'b'";
+        let config: Config = toml::from_str(text).expect("a configuration");
+        assert_eq!(config.connections_max(), 8 + 32 + 32);
+        let [own, named] = [8, 32].map(|connections| config.host_bounds(connections));
+        assert_eq!((own.memory_bytes_max, named.memory_bytes_max), (112, 445));
+        assert_eq!((own.transactions_max, named.transactions_max), (3, 9));
+        assert_eq!(named.tenant_transactions_max, Some(5));
+        // One database has everything.
+        let bounds = Config::default().host_bounds(32);
+        assert_eq!((bounds.transactions_max, bounds.memory_bytes_max), (32, 4 << 30));
     }
 
     #[test]

@@ -2,8 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_inbox::{Budget, DuePoller};
+use oncebox_inbox::DuePoller;
 use tokio_util::sync::CancellationToken;
+
+use crate::tenants::budgets::Budgets;
 
 /// Longest time that a tenant's connection stays unused before it is closed.
 const UNUSED: Duration = Duration::from_secs(30);
@@ -11,12 +13,15 @@ const UNUSED: Duration = Duration::from_secs(30);
 const SWEEP: Duration = Duration::from_secs(5);
 
 /// Notifies retry workers of due messages, and closes unused connections, until told to stop.
-pub(crate) async fn run(due_poller: Arc<DuePoller>, budget: Arc<Budget>, stop: CancellationToken) {
+pub(crate) async fn run(
+    due_poller: Arc<DuePoller>,
+    budgets: Arc<Budgets>,
+    stop: CancellationToken,
+) {
     let sweeping = async {
         loop {
             tokio::time::sleep(SWEEP).await;
-            budget.close_unused(UNUSED).await;
-            metrics::gauge!("oncebox_database_connections").set(budget.in_use() as f64);
+            budgets.close_unused(UNUSED).await;
         }
     };
     tokio::select! {

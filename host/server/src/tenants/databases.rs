@@ -1,10 +1,14 @@
-//! The databases that tenants named: kept up to date, with the state that the host's database
+//! The databases of tenants outside the host's: kept up to date, with the state that the host's database
 //! holds.
 //!
 //! All of it is done beside the supervisor's loop, in a task for each tenant. A database that is
-//! unavailable delays its own tenant only.
+//! unavailable delays the tenants in it only.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use oncebox_control::{Control, SourceVersion};
 use oncebox_model::InboxError;
@@ -26,8 +30,8 @@ const LOOK: Duration = Duration::from_secs(60);
 const PREPARE: Duration = Duration::from_secs(600);
 /// Longest pause after a check that failed.
 const AGAIN_MAX: Duration = Duration::from_secs(15);
-/// Most databases that are checked at a time. One that is unavailable holds its permit for seconds.
-const AT_ONCE: usize = 32;
+/// Most tenants of one database that are checked at a time.
+const AT_ONCE: usize = 8;
 
 /// This host's knowledge of a tenant's database.
 struct KnownDatabase {
@@ -47,10 +51,10 @@ type CheckedDatabase = (SourceVersion, bool, Result<(), InboxError>);
 pub(crate) async fn keep(control: Control) {
     let mut known: HashMap<String, KnownDatabase> = HashMap::new();
     let mut checks: JoinSet<CheckedDatabase> = JoinSet::new();
-    let at_once = Arc::new(Semaphore::new(AT_ONCE));
+    let mut turns: HashMap<String, Arc<Semaphore>> = HashMap::new();
     loop {
         match control.tenant_databases().dedicated_tenants().await {
-            Ok(dedicated) => begin(&control, &mut known, &mut checks, &at_once, dedicated),
+            Ok(dedicated) => begin(&control, &mut known, &mut checks, &mut turns, dedicated),
             Err(error) => tracing::debug!(%error, "the tenants' own databases are not known"),
         }
         let poll = Instant::now() + POLL;
@@ -66,11 +70,13 @@ fn begin(
     control: &Control,
     known: &mut HashMap<String, KnownDatabase>,
     checks: &mut JoinSet<CheckedDatabase>,
-    at_once: &Arc<Semaphore>,
+    turns: &mut HashMap<String, Arc<Semaphore>>,
     dedicated: Vec<SourceVersion>,
 ) {
     let now = Instant::now();
-    known.retain(|tenant, _| dedicated.iter().any(|source| source.tenant == *tenant));
+    let present: HashSet<&str> = dedicated.iter().map(|source| source.tenant.as_str()).collect();
+    known.retain(|tenant, _| present.contains(tenant.as_str()));
+    turns.retain(|_, turns| Arc::strong_count(turns) > 1);
     for source in dedicated {
         let of = known.entry(source.tenant.clone()).or_insert_with(|| KnownDatabase::new(now));
         let has_changed = of.failures == 0 && of.state != source.state;
@@ -79,9 +85,11 @@ fn begin(
         }
         of.is_busy = true;
         let from_the_ground = of.prepare_due <= now;
-        let (control, at_once) = (control.clone(), at_once.clone());
+        let new = || Arc::new(Semaphore::new(AT_ONCE));
+        let turns = turns.entry(source.database.clone()).or_insert_with(new).clone();
+        let control = control.clone();
         checks.spawn(async move {
-            let _permit = at_once.acquire_owned().await;
+            let _permit = turns.acquire_owned().await;
             let checked = look(&control, &source.tenant, from_the_ground).await;
             (source, from_the_ground, checked)
         });

@@ -2,7 +2,9 @@
 
 // Their sessions, shared by their consumers.
 pub(crate) mod sessions;
-// Databases of their own.
+// What those of one database server share.
+pub(crate) mod budgets;
+// Databases outside the host's.
 pub(crate) mod databases;
 // Replays of paused consumers in those.
 pub(crate) mod replays;

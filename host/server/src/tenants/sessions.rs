@@ -7,10 +7,10 @@ use std::{
 
 use anyhow::Result;
 use oncebox_control::{Control, DesiredState, Tenant};
-use oncebox_inbox::{Scheduler, Sessions};
+use oncebox_inbox::Sessions;
 use oncebox_model::InboxError;
 
-use crate::context::HostContext;
+use crate::{context::HostContext, tenants::budgets::Budgets};
 
 /// The sessions by tenant, also those of earlier revisions that are still in use.
 #[derive(Default)]
@@ -31,7 +31,7 @@ impl TenantSessions {
         known.retain(|tenant_id, known| {
             known.retain(|known| known.sessions.strong_count() > 0);
             if known.is_empty() {
-                host.budget.scheduler().forget(*tenant_id);
+                host.budgets.forget(*tenant_id);
             }
             !known.is_empty()
         });
@@ -46,7 +46,7 @@ impl TenantSessions {
         let sessions = Sessions::of(
             host.control.tenant_databases().session_target(tenant)?,
             &host.settings,
-            host.budget.clone(),
+            host.budgets.of_tenant(tenant).clone(),
         );
         known.push(KnownSessions {
             made_for: tenant.revision,
@@ -62,7 +62,7 @@ impl TenantSessions {
     pub(crate) async fn renew(
         &self,
         control: &Control,
-        scheduler: &Scheduler,
+        budgets: &Budgets,
         desired_states: &[DesiredState],
     ) -> Result<(), InboxError> {
         for desired in desired_states.iter().filter(|desired| self.are_behind(desired)) {
@@ -70,7 +70,12 @@ impl TenantSessions {
                 Err(InboxError::NotFound(_)) => continue,
                 tenant => tenant?,
             };
-            scheduler.set_limits(tenant.tenant_id, tenant.revision, &tenant.name, &tenant.limits);
+            budgets.of_tenant(&tenant).scheduler().set_limits(
+                tenant.tenant_id,
+                tenant.revision,
+                &tenant.name,
+                &tenant.limits,
+            );
             // A failure for one tenant must not stop the others.
             match control.tenant_databases().credentials(&tenant) {
                 Ok(credentials) => self.renewed(&tenant, |sessions| {

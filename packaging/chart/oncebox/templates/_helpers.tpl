@@ -118,8 +118,12 @@ securityContext:
 {{- $_ := set $config "kafka" (merge (dict "brokers" .Values.kafka.brokers) (omit $kafka "properties")) -}}
 {{- $_ := set $config "shutdown" (dict "drain_ms" (mul .Values.drainSeconds 1000)) -}}
 {{- range $section := keys $config | sortAlpha -}}
-[{{ $section }}]
-{{ include "oncebox.tomlTable" (dict "path" $section "table" (get $config $section)) }}
+{{- $value := get $config $section -}}
+{{- $tables := kindIs "slice" $value | ternary $value (list $value) -}}
+{{- range $table := $tables -}}
+{{ kindIs "slice" $value | ternary (printf "[[%s]]" $section) (printf "[%s]" $section) }}
+{{ include "oncebox.tomlTable" (dict "path" $section "table" $table) }}
+{{ end -}}
 {{ end -}}
 {{- /* The last table: lines from a Secret may follow. */ -}}
 [kafka.properties]

@@ -169,7 +169,7 @@ async fn rows_of_a_tenants_own_database_name_no_other_file() {
     control.tenant_databases().replicate(&tenant).await.unwrap();
     let there = PgPool::connect(database.url()).await.unwrap();
     completed_in(&there, consumer.row.consumer_id, "'m' || n", 0..3, "'x'").await;
-    let apart = control.retention().databases().await.unwrap().remove(1);
+    let apart = control.tenant_databases().all().await.unwrap().remove(1);
     let run = control.retention().run(&apart).await.unwrap();
     assert_eq!((run.removed.len(), run.failed.len()), (1, 0), "{run:?}");
     let own: String = sqlx::query_scalar("SELECT path FROM oncebox.archive_file")

@@ -276,6 +276,7 @@ pub fn steps(fixture: &ApiFixture) -> Vec<Step> {
         },
         get("/v1/audit"),
         get("/v1/tenants/{tenant}/audit"),
+        get("/v1/databases"),
         get("/v1/hosts"),
         get("/v1/doctor"),
         get("/v1/retention"),

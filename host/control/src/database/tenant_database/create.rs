@@ -1,10 +1,10 @@
-//! Creation and removal of tenants with a database of their own.
+//! Creation and removal of tenants outside the host's database.
 
 use oncebox_model::{error::InboxError, hooks};
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 
-use super::{DatabaseUrl, PURPOSE, TenantDatabase, answered_within, replica};
+use super::{DatabaseUrl, PURPOSE, TenantDatabase, answered_within, named::NamedDatabase, replica};
 use crate::{
     audit::Subject,
     control::{check_name, taken},
@@ -28,9 +28,62 @@ impl Tenants<'_> {
         name: &str,
         url: &DatabaseUrl,
     ) -> Result<Tenant, InboxError> {
+        self.create_at(name, url, None).await
+    }
+
+    /// Creates a tenant in the database of this name, in the same steps.
+    ///
+    /// # Errors
+    /// `NotFound` where no database has this name, else as [`Self::create_dedicated`].
+    pub async fn create_in(&self, name: &str, database: &str) -> Result<Tenant, InboxError> {
+        let NamedDatabase { url, .. } = &self.0.named_databases.get(database)?.named;
+        self.create_at(name, url, Some(database)).await
+    }
+
+    /// Creates a tenant in the named database with the most room, or in the host's database where
+    /// no named one takes tenants. A named database that cannot be used is passed over.
+    ///
+    /// # Errors
+    /// `Invalid` for a bad name. `Conflict` for a name in use. The error of the last database where
+    /// none can be used.
+    pub async fn create(&self, name: &str) -> Result<Tenant, InboxError> {
         check_name("tenant", name)?;
-        self.0.tenant_databases().take_database(url).await?;
-        let tenant = self.0.tenant_databases().insert(name, url).await?;
+        let databases = self.0.tenant_databases();
+        let mut failed = None;
+        for NamedDatabase { name: database, url, .. } in databases.named_by_room().await? {
+            match databases.take(url, Some(database)).await {
+                Ok(()) => return self.create_taken(name, url, Some(database)).await,
+                Err(error) => {
+                    tracing::warn!(database, %error, "no tenant is created in this database");
+                    failed = Some(error);
+                }
+            }
+        }
+        match failed {
+            Some(error) => Err(error),
+            None => self.create_here(name).await,
+        }
+    }
+
+    async fn create_at(
+        &self,
+        name: &str,
+        url: &DatabaseUrl,
+        database: Option<&str>,
+    ) -> Result<Tenant, InboxError> {
+        check_name("tenant", name)?;
+        self.0.tenant_databases().take(url, database).await?;
+        self.create_taken(name, url, database).await
+    }
+
+    /// Creates a tenant in a database that was taken for it.
+    async fn create_taken(
+        &self,
+        name: &str,
+        url: &DatabaseUrl,
+        database: Option<&str>,
+    ) -> Result<Tenant, InboxError> {
+        let tenant = self.0.tenant_databases().insert(name, url, database).await?;
         hooks::point("tenant_database:create:after");
         if let Err(error) = self.0.tenant_databases().replicate(&tenant).await {
             self.0.tenant_databases().take_back_from_database(&tenant).await?;
@@ -41,7 +94,13 @@ impl Tenants<'_> {
 }
 
 impl TenantDatabases<'_> {
-    async fn insert(&self, name: &str, url: &DatabaseUrl) -> Result<Tenant, InboxError> {
+    /// Inserts the row of a tenant at an address. `database` is its name, where it has one.
+    async fn insert(
+        &self,
+        name: &str,
+        url: &DatabaseUrl,
+        database: Option<&str>,
+    ) -> Result<Tenant, InboxError> {
         const INSERT: &str = "INSERT INTO oncebox.tenant (name, schema_name, login, owner_login, \
             secret_hash, credentials, database_url, database) \
             VALUES ($1, $2, $3, $4, $5, $6, $7, $8) RETURNING *";
@@ -49,6 +108,7 @@ impl TenantDatabases<'_> {
         let (schema, login, owner) =
             (format!("t_{opaque}"), format!("oncebox_{opaque}"), format!("oncebox_{opaque}_owner"));
         let credentials = Credentials::generate();
+        let database = database.unwrap_or(url.shown());
         let mut tx = self.0.pool.begin().await?;
         let insert = sqlx::query_as(INSERT)
             .bind(name)
@@ -58,7 +118,7 @@ impl TenantDatabases<'_> {
             .bind(secret_hash(&credentials.secret))
             .bind(credentials.sealed(&self.0.key, &login))
             .bind(self.0.key.seal(PURPOSE, &login, url.text().as_bytes()))
-            .bind(url.shown());
+            .bind(database);
         let tenant =
             insert.fetch_one(&mut *tx).await.map_err(|error| taken(error, "tenant", name))?;
         self.0
@@ -67,7 +127,7 @@ impl TenantDatabases<'_> {
                 &mut tx,
                 "tenant.create",
                 Subject::tenant(name),
-                json!({ "database": url.shown() }),
+                json!({ "database": database }),
             )
             .await?;
         tx.commit().await?;
@@ -133,7 +193,7 @@ impl TenantDatabases<'_> {
             sqlx::query(AssertSqlSafe(remove)).bind(tenant.tenant_id).execute(&mut *tx).await?;
         }
         tx.commit().await?;
-        let _ = connection.close().await; // its work is done
+        connection.close().await;
         Ok(())
     }
 }
@@ -143,7 +203,7 @@ async fn remove_schema(database: &TenantDatabase, tenant: &Tenant) -> Result<(),
     let Tenant { schema_name: schema, login, owner_login: owner, .. } = tenant;
     let mut connection = database.connect().await?;
     let database_name: String = sqlx::query_scalar("SELECT quote_ident(current_database())")
-        .fetch_one(&mut connection)
+        .fetch_one(&mut *connection)
         .await?;
     let mut tx = connection.begin().await?;
     replica::lock(&mut tx, tenant.tenant_id).await?;
@@ -159,7 +219,7 @@ async fn remove_schema(database: &TenantDatabase, tenant: &Tenant) -> Result<(),
         }
     }
     tx.commit().await?;
-    let _ = connection.close().await; // its work is done
+    connection.close().await;
     Ok(())
 }
 

@@ -1,14 +1,14 @@
-//! The database that holds a tenant's inbox and its tables: the host's own, or one that the tenant
-//! named.
+//! The database that holds a tenant's inbox and its tables: the host's own, one of the databases
+//! that the settings of hosts name ([`named`]), or one that the tenant named.
 //!
 //! Claim, effect and completion are one transaction, so a tenant's inbox is where its tables are.
-//! The host's database stays the source of truth about tenants and consumers. A tenant's own
+//! The host's database stays the source of truth about tenants and consumers. Another
 //! database holds a replica of the rows that the host functions there read ([`replica`]). The table
 //! lists the effects of each change on two databases, and the state that a crash in between leaves:
 //!
 //! | change | first | then | a crash in between leaves |
 //! | --- | --- | --- | --- |
-//! | create | the tenant's database is migrated and taken, the tenant's row is committed | roles, schema and replica, in one transaction | a tenant without them; reconciliation makes them |
+//! | create | the database is migrated and taken, the tenant's row is committed | roles, schema and replica, in one transaction | a tenant without them; reconciliation makes them |
 //! | policy, limits, state, consumers | the host's database | the replica | the earlier replica; reconciliation makes it equal |
 //! | rotation of credentials | the host's database, with the earlier hash | passwords and replica, in one transaction | earlier sessions that go on; reconciliation does the rest |
 //! | withdrawal of a version | generation and fence, with a mark where messages are to be redriven | the fence in the replica, then the redrive, then the mark goes | no reported success; reconciliation does the rest |
@@ -20,16 +20,26 @@
 
 mod address;
 mod create;
+mod inbox_database;
 mod migrations;
+pub(crate) mod named;
 pub(crate) mod open;
 pub(crate) mod replica;
+mod placement;
 pub(crate) mod prepare;
 mod redrive;
 
 use oncebox_model::{error::InboxError, session_target::SessionTarget};
 
-use self::open::answered_within;
-pub use self::{address::DatabaseUrl, open::TenantDatabase, replica::SourceVersion};
+use self::open::{CONNECTIONS_MAX, answered_within};
+pub use self::{
+    address::DatabaseUrl,
+    inbox_database::{DatabaseLabel, InboxDatabase},
+    named::{NamedDatabase, NamedDatabases},
+    open::TenantDatabase,
+    placement::DatabaseUse,
+    replica::SourceVersion,
+};
 use crate::{
     control::Control,
     handles::TenantDatabases,
@@ -46,13 +56,18 @@ impl TenantDatabases<'_> {
     /// An error where the address cannot be unsealed or parsed.
     pub fn get(&self, tenant: &Tenant) -> Result<TenantDatabase, InboxError> {
         let Some(sealed) = &tenant.database_url else { return Ok(self.own()) };
+        // The settings of this process come before the address of the day on which it was placed.
+        if let Some(Ok(open)) = tenant.database_name().map(|name| self.0.named_databases.get(name))
+        {
+            return Ok(open.database.clone());
+        }
         let mut open = self.0.tenant_databases.open();
         if let Some((_, database)) =
             open.get(&tenant.tenant_id).filter(|(known, _)| known == sealed)
         {
             return Ok(database.clone());
         }
-        let database = TenantDatabase::at(&self.database_url(tenant, sealed)?);
+        let database = TenantDatabase::at(&self.database_url(tenant, sealed)?, CONNECTIONS_MAX);
         open.insert(tenant.tenant_id, (sealed.clone(), database.clone()));
         Ok(database)
     }
@@ -60,7 +75,7 @@ impl TenantDatabases<'_> {
     /// Returns the host's database, with the inbox of every tenant that named none.
     pub(crate) fn own(&self) -> TenantDatabase {
         let Control { pool, options, .. } = self.0;
-        TenantDatabase { pool: pool.clone(), is_dedicated: false, options: options.clone() }
+        TenantDatabase::new(pool.clone(), options.clone(), false)
     }
 
     /// Returns a tenant's secrets.

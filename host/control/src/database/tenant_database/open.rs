@@ -2,18 +2,30 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    ops::{Deref, DerefMut},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use oncebox_model::error::InboxError;
 use sqlx::{Connection, PgConnection, PgPool, postgres::PgConnectOptions};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
 
 use crate::database::{reach, tenant_database::address::DatabaseUrl};
 
-/// Maximum of connections of the host's login in a tenant's database. Most serve operators that
-/// inspect its inbox.
-const CONNECTIONS_MAX: u32 = 3;
+/// Maximum of connections of the host's login in a database that a tenant named. Most serve
+/// operators that inspect its inbox.
+pub(super) const CONNECTIONS_MAX: u32 = 3;
+/// Maximum of those in a database in which hosts place tenants.
+pub(super) const CONNECTIONS_MAX_NAMED: u32 = 8;
+/// Maximum of connections outside that pool, each for one piece of work. Many tenants may have one
+/// database.
+const WORK_MAX: usize = 4;
+/// Time for which a check that a database can be used counts for all tenants in it.
+const CHECKED_FOR: Duration = Duration::from_secs(10);
 /// Time after which an idle connection is closed.
 const IDLE: Duration = Duration::from_secs(20);
 /// Longest wait for a connection to a tenant's database. Short, since others may wait behind the
@@ -38,6 +50,21 @@ pub struct TenantDatabase {
     pub is_dedicated: bool,
     /// Options for another connection, also as another login.
     pub(crate) options: PgConnectOptions,
+    shared: Arc<SharedAccess>,
+}
+
+/// What all work on a database shares, whichever tenant it is for.
+struct SharedAccess {
+    /// Connections outside the pool that may yet be opened.
+    work: Arc<Semaphore>,
+    /// Time of the last check that the database can be used.
+    checked: tokio::sync::Mutex<Option<Instant>>,
+}
+
+/// A connection for one piece of work, outside the pool.
+pub(crate) struct WorkConnection {
+    connection: PgConnection,
+    _permit: OwnedSemaphorePermit,
 }
 
 /// The tenants' databases that this process has used, shared by all clones of an [`Control`].
@@ -59,28 +86,77 @@ impl OpenDatabases {
 }
 
 impl TenantDatabase {
+    /// Returns a database with its connections.
+    pub(super) fn new(pool: PgPool, options: PgConnectOptions, is_dedicated: bool) -> Self {
+        let shared = SharedAccess {
+            work: Arc::new(Semaphore::new(WORK_MAX)),
+            checked: tokio::sync::Mutex::default(),
+        };
+        Self { pool, is_dedicated, options, shared: Arc::new(shared) }
+    }
+
     /// Returns the database at an address. Opens no connection.
-    pub(super) fn at(url: &DatabaseUrl) -> Self {
+    pub(super) fn at(url: &DatabaseUrl, connections_max: u32) -> Self {
         let options =
             reach::noticing_silence(url.options().clone().application_name("oncebox host"));
-        let pool = reach::pool(CONNECTIONS_MAX, CONNECT_TIMEOUT)
+        let pool = reach::pool(connections_max, CONNECT_TIMEOUT)
             .min_connections(0)
             .idle_timeout(IDLE)
             .connect_lazy_with(options.clone().options([
                 ("lock_timeout", ABSENCE_MAX_MS),
                 ("statement_timeout", STATEMENT_MAX_MS),
             ]));
-        Self { pool, is_dedicated: true, options }
+        Self::new(pool, options, true)
     }
 
-    /// Opens a connection for one piece of work, outside the pool. Cancelled work closes its
-    /// connection, and a process that is suspended in the middle loses its locks soon.
-    pub(crate) async fn connect(&self) -> Result<PgConnection, InboxError> {
+    /// Runs a check that the database can be used, unless one has just succeeded. Work that waits
+    /// for the same check does not repeat it.
+    pub(super) async fn check_once(
+        &self,
+        check: impl Future<Output = Result<(), InboxError>>,
+    ) -> Result<(), InboxError> {
+        let mut checked = self.shared.checked.lock().await;
+        if checked.is_some_and(|at| at.elapsed() < CHECKED_FOR) {
+            return Ok(());
+        }
+        check.await?;
+        *checked = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Opens a connection for one piece of work, outside the pool, and waits for its turn before
+    /// that. Cancelled work closes its connection, and a process that is suspended in the middle
+    /// loses its locks soon.
+    pub(crate) async fn connect(&self) -> Result<WorkConnection, InboxError> {
+        let permit = self.shared.work.clone().acquire_owned().await.expect("it is never closed");
         let options = self.options.clone().options([
             ("lock_timeout", ABSENCE_MAX_MS),
             ("idle_in_transaction_session_timeout", ABSENCE_MAX_MS),
         ]);
-        Ok(answered_within(CONNECT_TIMEOUT, PgConnection::connect_with(&options)).await??)
+        let connection =
+            answered_within(CONNECT_TIMEOUT, PgConnection::connect_with(&options)).await??;
+        Ok(WorkConnection { connection, _permit: permit })
+    }
+}
+
+impl WorkConnection {
+    /// Closes the connection, whose work is done.
+    pub(crate) async fn close(self) {
+        let _ = self.connection.close().await;
+    }
+}
+
+impl Deref for WorkConnection {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.connection
+    }
+}
+
+impl DerefMut for WorkConnection {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.connection
     }
 }
 

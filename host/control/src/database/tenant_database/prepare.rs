@@ -3,10 +3,14 @@
 use std::time::Duration;
 
 use oncebox_model::error::InboxError;
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{DatabaseUrl, TenantDatabase, answered_within};
+use super::{
+    address::DatabaseUrl,
+    inbox_database::DatabaseLabel,
+    open::{CONNECTIONS_MAX, TenantDatabase, answered_within},
+};
 use crate::{
     database::{reach, schema},
     handles::TenantDatabases,
@@ -41,14 +45,24 @@ impl TenantDatabases<'_> {
             return Ok(());
         }
         let preparing = async {
-            if answered_within(PREPARE_MAX, self.check_is_behind(&database, tenant)).await?? {
-                // Without a time limit: an update that was given up would start from the beginning
-                // each time.
-                bring_up_to_date(&database, &tenant.name).await?;
-            }
+            database.check_once(self.check_and_update(&database, tenant)).await?;
             answered_within(PREPARE_MAX, self.replicate(tenant)).await?
         };
         preparing.await.map_err(|error| of_tenant_database(error, tenant))
+    }
+
+    /// Checks that a tenant's database can be used, and brings it up to date.
+    async fn check_and_update(
+        &self,
+        database: &TenantDatabase,
+        tenant: &Tenant,
+    ) -> Result<(), InboxError> {
+        if answered_within(PREPARE_MAX, self.check_is_behind(database, tenant)).await?? {
+            // Without a time limit: an update that was given up would start from the beginning each
+            // time.
+            bring_up_to_date(database, tenant.database.as_deref().unwrap_or_default()).await?;
+        }
+        Ok(())
     }
 
     /// Returns whether a tenant's database is behind this program. Fails where it cannot be used.
@@ -60,37 +74,71 @@ impl TenantDatabases<'_> {
         reach::check_options_arrive(&database.options).await?;
         let mut connection = database.connect().await?;
         check_server(&mut connection, tenant.database.as_deref().unwrap_or_default()).await?;
-        check_is_ours(&mut connection, self.installation().await?, tenant).await?;
+        check_is_ours(&mut connection, self.installation().await?, &tenant.label()).await?;
         let is_behind = schema::is_behind(&mut connection).await?;
-        let _ = connection.close().await; // its answers have arrived
+        connection.close().await;
         Ok(is_behind)
     }
 
-    /// Takes an unused database for tenants of this installation.
-    pub(super) async fn take_database(&self, url: &DatabaseUrl) -> Result<(), InboxError> {
-        let (database, id) = (TenantDatabase::at(url), self.installation().await?);
+    /// Takes an unused database for tenants of this installation, under its name where it has one.
+    pub(super) async fn take(
+        &self,
+        url: &DatabaseUrl,
+        name: Option<&str>,
+    ) -> Result<(), InboxError> {
+        const TAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_dedicated, \
+            database_name) VALUES ($1, true, $2) ON CONFLICT DO NOTHING";
+        let database = TenantDatabase::at(url, CONNECTIONS_MAX);
+        let ours = Holder::tenants_of(self.installation().await?, name);
         reach::check_options_arrive(&database.options)
             .await
             .map_err(|error| unfit(url.shown(), &error.to_string()))?;
         let mut connection =
             database.connect().await.map_err(|error| unfit(url.shown(), &error.to_string()))?;
         check_server(&mut connection, url.shown()).await?;
-        if holder(&mut connection).await? != Some((id, true)) {
+        let is_ours = holder(&mut connection).await?.as_ref() == Some(&ours);
+        if !is_ours {
             check_is_free(&mut connection, url.shown()).await?;
+            self.check_is_first(name, url).await?;
         }
-        // Runs even where the database is up to date: a copied one is open to PUBLIC again.
-        bring_up_to_date(&database, url.shown()).await?;
-        const TAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_dedicated) VALUES \
-            ($1, true) ON CONFLICT DO NOTHING";
-        sqlx::query(TAKE).bind(id).execute(&mut connection).await?;
-        let taken = holder(&mut connection).await? == Some((id, true));
-        let _ = connection.close().await; // its work is done
+        // One that a tenant named is always gone over: a copied one is open to PUBLIC again.
+        if !is_ours || name.is_none() || schema::is_behind(&mut connection).await? {
+            bring_up_to_date(&database, url.shown()).await?;
+        }
+        sqlx::query(TAKE)
+            .bind(ours.installation_id)
+            .bind(&ours.database_name)
+            .execute(&mut *connection)
+            .await?;
+        let is_taken = holder(&mut connection).await? == Some(ours);
+        connection.close().await;
         database.pool.close().await;
-        if taken {
+        if is_taken {
             Ok(())
         } else {
             Err(unfit(url.shown(), "another installation has just taken it"))
         }
+    }
+
+    /// Checks that no tenant is in the database of this name yet. One that is empty although tenants
+    /// were placed there would treat every repeated message as new.
+    async fn check_is_first(
+        &self,
+        name: Option<&str>,
+        url: &DatabaseUrl,
+    ) -> Result<(), InboxError> {
+        const PLACED: &str = "SELECT name FROM oncebox.tenant WHERE database = $1 LIMIT 1";
+        let placed: Option<String> =
+            sqlx::query_scalar(PLACED).bind(name).fetch_optional(&self.0.pool).await?;
+        let Some(tenant) = placed else { return Ok(()) };
+        Err(unfit(
+            url.shown(),
+            &format!(
+                "database `{}` has tenants, such as `{tenant}`, and this one does not hold their \
+                    inboxes; restore it from a backup, or correct its URL",
+                name.unwrap_or_default()
+            ),
+        ))
     }
 
     /// Returns the id of this installation, which marks its tenants' databases. Creates it on first
@@ -130,7 +178,9 @@ impl TenantDatabase {
     /// Returns whether no other installation has the database.
     pub(crate) async fn is_free_for(&self, installation: Uuid) -> Result<bool, InboxError> {
         let mut connection = self.connect().await?;
-        Ok(holder(&mut connection).await?.is_none_or(|(holder, _)| holder == installation))
+        Ok(holder(&mut connection)
+            .await?
+            .is_none_or(|holder| holder.installation_id == installation))
     }
 }
 
@@ -140,17 +190,29 @@ impl TenantDatabase {
 pub(crate) async fn check_is_ours(
     connection: &mut PgConnection,
     installation: Uuid,
-    tenant: &Tenant,
+    label: &DatabaseLabel,
 ) -> Result<(), InboxError> {
-    if holder(connection).await? == Some((installation, true)) {
+    let DatabaseLabel { tenant, database } = label;
+    let name = database.as_deref().filter(|_| tenant.is_none());
+    let found = holder(connection).await?;
+    if found == Some(Holder::tenants_of(installation, name)) {
         return Ok(());
     }
-    Err(InboxError::Invalid(format!(
-        "the database of tenant `{}` at {} does not hold its inbox; restore it from a backup, or \
-            correct what its address points to",
-        tenant.name,
-        tenant.database.as_deref().unwrap_or_default()
-    )))
+    let database = database.as_deref().unwrap_or_default();
+    let other = found
+        .filter(|found| found.installation_id == installation)
+        .and_then(|found| found.database_name)
+        .map_or_else(String::new, |other| format!("; it is database `{other}`"));
+    Err(InboxError::Invalid(match tenant {
+        Some(tenant) => format!(
+            "the database of tenant `{tenant}` at {database} does not hold its inbox{other}; \
+                restore it from a backup, or correct what its address points to"
+        ),
+        None => format!(
+            "the database that `{database}` leads to does not hold the inboxes of its tenants\
+                {other}; restore it from a backup, or correct its URL in `[[databases]]`"
+        ),
+    }))
 }
 
 async fn bring_up_to_date(database: &TenantDatabase, whose: &str) -> Result<(), InboxError> {
@@ -191,15 +253,33 @@ async fn check_server(connection: &mut PgConnection, shown: &str) -> Result<(), 
     Err(unfit(shown, &problem))
 }
 
-/// Returns the installation that has the database, and whether as one for tenants.
-async fn holder(connection: &mut PgConnection) -> Result<Option<(Uuid, bool)>, InboxError> {
+/// The installation that has a database.
+#[derive(Debug, PartialEq, Eq, sqlx::FromRow)]
+struct Holder {
+    installation_id: Uuid,
+    /// Whether it has it for tenants.
+    is_dedicated: bool,
+    /// Name of the database, where it has one.
+    database_name: Option<String>,
+}
+
+impl Holder {
+    /// Returns the mark of a database with tenants of an installation.
+    fn tenants_of(installation_id: Uuid, name: Option<&str>) -> Self {
+        Self { installation_id, is_dedicated: true, database_name: name.map(str::to_owned) }
+    }
+}
+
+/// Returns the installation that has the database.
+async fn holder(connection: &mut PgConnection) -> Result<Option<Holder>, InboxError> {
     const HAS_TABLE: &str = "SELECT to_regclass('oncebox.installation') IS NOT NULL";
+    // A database of the release before has no column for its name.
+    const HOLDER: &str = "SELECT installation_id, is_dedicated, \
+        to_jsonb(i) ->> 'database_name' AS database_name FROM oncebox.installation i";
     if !sqlx::query_scalar(HAS_TABLE).fetch_one(&mut *connection).await? {
         return Ok(None);
     }
-    Ok(sqlx::query_as("SELECT installation_id, is_dedicated FROM oncebox.installation")
-        .fetch_optional(connection)
-        .await?)
+    Ok(sqlx::query_as(HOLDER).fetch_optional(connection).await?)
 }
 
 /// Checks that no installation and no application uses the database. The revocations that close it

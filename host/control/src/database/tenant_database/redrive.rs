@@ -58,7 +58,7 @@ impl TenantDatabases<'_> {
         tx.commit().await?;
         hooks::point("tenant_database:redrive:after");
         sqlx::query(DONE).bind(deployment_id).bind(redriven as i64).execute(&self.0.pool).await?;
-        let _ = connection.close().await; // its work is done
+        connection.close().await;
         tracing::info!(
             tenant = tenant.name,
             deployment = deployment_id,

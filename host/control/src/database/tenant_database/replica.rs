@@ -29,6 +29,8 @@ const LOOK_MAX: Duration = Duration::from_secs(15);
 pub struct SourceVersion {
     /// Name of the tenant.
     pub tenant: String,
+    /// Name of its database.
+    pub database: String,
     /// Text of all values that the replica follows.
     pub state: String,
 }
@@ -95,8 +97,8 @@ impl TenantDatabases<'_> {
     /// # Errors
     /// An error of the host's database.
     pub async fn dedicated_tenants(&self) -> Result<Vec<SourceVersion>, InboxError> {
-        const DEDICATED: &str = "SELECT t.name AS tenant, concat_ws(' ', t.tenant_id, t.revision, \
-            t.state, md5(t.secret_hash), md5(t.database_url), \
+        const DEDICATED: &str = "SELECT t.name AS tenant, t.database, concat_ws(' ', \
+            t.tenant_id, t.revision, t.state, md5(t.secret_hash), md5(t.database_url), \
                 (SELECT string_agg(concat_ws(':', c.consumer_id, c.revision, c.state, \
                 c.retention_class, c.generation, c.generation_required, \
                         (SELECT max(d.deployment_id) FROM oncebox.deployment d WHERE d.consumer_id \
@@ -116,7 +118,8 @@ impl TenantDatabases<'_> {
         const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
         hooks::point("tenant_database:replicate:before");
         let mut connection = database.connect().await?;
-        prepare::check_is_ours(&mut connection, self.installation().await?, tenant).await?;
+        let installation = self.installation().await?;
+        prepare::check_is_ours(&mut connection, installation, &tenant.label()).await?;
         let mut tx = connection.begin_with(BEGIN).await?;
         lock(&mut tx, tenant.tenant_id).await?;
         // Another process deleted the tenant, and has already removed everything in this database.
@@ -130,7 +133,7 @@ impl TenantDatabases<'_> {
         let is_new = self.make_roles(&mut tx, &source, &replica).await?;
         source.write(&mut tx).await?;
         tx.commit().await?;
-        let _ = connection.close().await; // its work is done
+        connection.close().await;
         hooks::point("tenant_database:replicate:after");
         if is_new {
             self.restrict_logs(

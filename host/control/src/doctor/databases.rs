@@ -1,0 +1,61 @@
+//! The databases in which hosts place tenants are those that the tenants are in.
+
+use oncebox_model::error::InboxError;
+
+use super::{Finding, Severity, place_name};
+use crate::handles::Doctor;
+
+/// Name of the check.
+const CHECK: &str = "databases";
+
+impl Doctor<'_> {
+    /// Checks each database that the settings of this process, or the rows of tenants, name.
+    /// Returns nothing where there is none.
+    pub(super) async fn databases_are_themselves(&self) -> Vec<Finding> {
+        let databases = match self.0.tenant_databases().named().await {
+            Ok(databases) => databases,
+            Err(error) => {
+                let found = format!("the database does not tell: {error}");
+                return vec![self.of_databases(Severity::Unknown, found)];
+            }
+        };
+        let of_tenants = self.0.tenant_databases();
+        let checks = databases.iter().map(|database| of_tenants.check_named(database));
+        let checked = futures::future::join_all(checks).await;
+        let faults: Vec<_> = std::iter::zip(&databases, checked)
+            .filter_map(|(database, checked)| Some((&database.name, checked.err()?)))
+            .map(|(name, error)| self.fault(name, &error))
+            .collect();
+        if faults.is_empty() && !databases.is_empty() {
+            let text = "every database of `[[databases]]` answers, and is the one of its tenants";
+            return vec![self.of_databases(Severity::Ok, text.to_owned())];
+        }
+        faults
+    }
+
+    fn fault(&self, name: &str, error: &InboxError) -> Finding {
+        let (severity, advice) = match error {
+            InboxError::NotFound(_) => (
+                Severity::Warning,
+                "this process reaches its tenants by the address of the day on which they were \
+                    created; name the database in the configuration of every host",
+            ),
+            _ => (
+                Severity::Error,
+                "the messages of its tenants wait; `oncebox databases` lists the databases",
+            ),
+        };
+        self.of_databases(severity, format!("database `{name}`: {error}")).advise(advice)
+    }
+
+    fn of_databases(&self, severity: Severity, found: String) -> Finding {
+        Finding {
+            place: place_name(&self.0.options),
+            check: CHECK,
+            severity,
+            found,
+            sql: None,
+            advice: None,
+        }
+    }
+}
