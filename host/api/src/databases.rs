@@ -1,13 +1,14 @@
 //! Databases with an inbox.
 
-use std::fmt;
+use std::{fmt, sync::Arc, time::Duration};
 
-use axum::Json;
-use oncebox_control::{DatabaseLabel, DatabaseUse};
+use axum::{Json, extract::State};
+use oncebox_control::{Control, DatabaseLabel, DatabaseUse};
+use oncebox_model::InboxError;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{auth::Caller, error::ApiError};
+use crate::{Api, auth::Caller, error::ApiError, shared_answers::SharedAnswers};
 
 /// The words for a database with an inbox; both are null for the host's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -66,22 +67,43 @@ pub struct DatabaseBody {
     pub error: Option<String>,
 }
 
+/// Databases that are checked at a time.
+const AT_ONCE: usize = 16;
+/// Time for which a check counts.
+const FRESH: Duration = Duration::from_secs(5);
+
+/// The last check of each named database.
+pub(crate) type DatabaseChecks = SharedAnswers<String, (), Arc<InboxError>>;
+
+/// Creates the store of checks.
+pub(crate) fn checks() -> DatabaseChecks {
+    SharedAnswers::new(AT_ONCE, FRESH, FRESH)
+}
+
 /// List the databases in which hosts place tenants
 ///
 /// The configuration of the process that answers names them, and tenants' rows those that it does
-/// not name.
+/// not name. Each was checked within the last five seconds.
 #[utoipa::path(get, path = "/v1/databases", tag = "databases", responses((status = 200, body = Vec<DatabaseBody>)),
     extensions(("x-role" = json!("viewer"))))]
-pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<DatabaseBody>>, ApiError> {
+pub(crate) async fn list(
+    caller: Caller,
+    State(api): State<Api>,
+) -> Result<Json<Vec<DatabaseBody>>, ApiError> {
     let databases = caller.control.tenant_databases().named().await?;
-    let looks = databases.into_iter().map(|database| {
-        let control = caller.control.clone();
-        async move {
-            let checked = control.tenant_databases().check_named(&database).await;
-            let DatabaseUse { name, address, weight, connections_max, tenants } = database;
-            let error = checked.err().map(|error| error.to_string());
-            DatabaseBody { name, address, weight, connections_max, tenants, error }
-        }
-    });
+    let looks = databases.into_iter().map(|database| body(&api, &caller.control, database));
     Ok(Json(futures::future::join_all(looks).await))
+}
+
+async fn body(api: &Api, control: &Control, database: DatabaseUse) -> DatabaseBody {
+    let (control, of) = (control.clone(), database.clone());
+    let checking =
+        async move { control.tenant_databases().check_named(&of).await.map_err(Arc::new) };
+    let checked = api.database_checks().get(api.tasks(), database.name.clone(), checking).await;
+    let error = match checked {
+        Ok(checked) => checked.err().map(|error| error.to_string()),
+        Err(error) => Some(error.to_string()),
+    };
+    let DatabaseUse { name, address, weight, connections_max, tenants } = database;
+    DatabaseBody { name, address, weight, connections_max, tenants, error }
 }

@@ -134,6 +134,7 @@ struct Shared {
     doctor_reports: doctor::DoctorReports,
     inbox_scans: readiness::scans::InboxScans,
     lag_answers: lag::LagAnswers,
+    database_checks: databases::DatabaseChecks,
     tasks: TaskTracker,
 }
 
@@ -158,6 +159,7 @@ impl Api {
             doctor_reports: doctor::reports(),
             inbox_scans: readiness::scans::scans(),
             lag_answers: lag::answers(),
+            database_checks: databases::checks(),
             tasks: TaskTracker::new(),
         }))
     }
@@ -207,6 +209,10 @@ impl Api {
 
     pub(crate) fn retention_runs(&self) -> &retention::RetentionRuns {
         &self.0.retention_runs
+    }
+
+    pub(crate) fn database_checks(&self) -> &databases::DatabaseChecks {
+        &self.0.database_checks
     }
 
     pub(crate) fn storage_reports(&self) -> &storage::StorageReports {

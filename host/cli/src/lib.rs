@@ -30,6 +30,7 @@ mod version;
 mod deploy;
 mod canary;
 mod shadow;
+mod rights;
 mod rollback;
 mod deployments;
 mod apply;
@@ -91,6 +92,8 @@ enum Command {
     Serve,
     /// Create the database where it does not exist, and bring it up to date
     Migrate(migrate::MigrateArgs),
+    /// Print what an administrator of a PostgreSQL server gives the hosts' login, as SQL
+    Rights(rights::RightsArgs),
     /// The master key
     #[command(subcommand)]
     Keys(keys::KeysCommand),
@@ -279,6 +282,7 @@ async fn run(cli: Cli, arguments: Arguments) -> Result<()> {
             served
         }
         Command::Migrate(args) => migrate::run(&config, &args, json).await,
+        Command::Rights(args) => rights::run(&args, json),
         Command::Keys(command) => keys::run(&ready(&config).await?, command, json).await,
         Command::Choose(args) => choose::run(&args, json),
         Command::New(args) => new::run(args, json),

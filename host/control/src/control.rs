@@ -104,7 +104,8 @@ impl Control {
     /// of them wait for one another, the host's own work waits for none. No request waits for ever.
     pub fn for_requests(&self) -> Self {
         let options = self.options.clone().options([("lock_timeout", REQUEST_LOCK_TIMEOUT)]);
-        Self { pool: pool(&options, REQUEST_TIMEOUT), ..self.clone() }
+        let named_databases = Arc::new(self.named_databases.for_requests());
+        Self { pool: pool(&options, REQUEST_TIMEOUT), named_databases, ..self.clone() }
     }
 
     /// Returns this access for another actor, whose name the audit log keeps.

@@ -70,6 +70,7 @@ pub use database::{
     migration::Migration,
     migration_bounds::MigrationBounds,
     plan::{LockTime, MigrationPlan, PlannedLock, PlannedMigration},
+    rights::{RightsStatement, rights, rights_script},
     schema,
     statements::check_schema,
     tenant_database::{

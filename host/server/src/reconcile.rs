@@ -7,7 +7,7 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Result;
-use oncebox_control::{Consumer, Control, Progress, Quarantined};
+use oncebox_control::{Consumer, Control, Progress, Quarantined, Tenant};
 use oncebox_kafka::Drained;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -21,7 +21,7 @@ use crate::{
     notifications,
     plan::{Action, Consumers},
     tasks::{TaskResult, Tasks},
-    tenants::databases,
+    tenants::{by_database::DatabaseTasks, databases},
 };
 
 /// Pause between two reads of the rows without a notification.
@@ -252,25 +252,29 @@ async fn make_partitions(control: Control) {
 /// others. The next check of any host repairs changes that a host left half done when it died. One
 /// statement names the tenants that need a check, which are few.
 async fn keep_capture(control: Control) {
+    let mut tasks = DatabaseTasks::default();
     loop {
         match control.shadows().tenants_with_capture().await {
             Ok(tenants) => {
-                for tenant in tenants {
-                    match control.shadows().reconcile_capture(&tenant).await {
-                        Ok(left) if left.is_empty() => {}
-                        Ok(left) => {
-                            tracing::info!(tenant = tenant.name, tables = ?left, "tables are busy; \
-                                the trigger for shadows waits")
-                        }
-                        Err(error) => {
-                            tracing::warn!(tenant = tenant.name, %error, "failed to look after the \
-                                triggers for shadows")
-                        }
-                    }
-                }
+                let control = control.clone();
+                tasks.begin(tenants, move |tenant| reconcile_capture(control.clone(), tenant));
             }
             Err(error) => tracing::debug!(%error, "tenants are not known"),
         }
         tokio::time::sleep(CAPTURE).await;
+    }
+}
+
+async fn reconcile_capture(control: Control, tenant: Tenant) {
+    match control.shadows().reconcile_capture(&tenant).await {
+        Ok(left) if left.is_empty() => {}
+        Ok(left) => {
+            tracing::info!(tenant = tenant.name, tables = ?left, "tables are busy; the trigger for \
+                shadows waits")
+        }
+        Err(error) => {
+            tracing::warn!(tenant = tenant.name, %error, "failed to look after the triggers for \
+                shadows")
+        }
     }
 }

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
-use oncebox_control::{Control, DatabaseUrl, HostLimits, NamedDatabase, NamedDatabases};
+use oncebox_control::{Control, DatabaseUrl, Filter, HostLimits, NamedDatabase, NamedDatabases};
 use oncebox_devkit::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::{
     cli::{Access, CliFixture},
@@ -25,7 +25,7 @@ use crate::many_tenants::{ManyTenants, load, wait_consumers};
 /// A host's database, and two in which tenants are placed.
 struct PlacementFixture {
     inbox: InboxFixture,
-    /// A process whose settings name no database, such as one of the release before.
+    /// A process whose settings name no database.
     plain: Control,
     databases: [TestDatabase; 2],
 }
@@ -99,16 +99,21 @@ async fn tenants_are_placed_by_weight_and_live_where_they_are_placed() {
         [None, Some("one"), Some("two")]
     );
 
-    // Both processes reach them: one by its settings, one by the tenants' rows.
-    for process in [control, &fixture.plain] {
-        for tenant in &tenants {
-            let database = process.tenant_databases().get(tenant).unwrap();
-            let query = sqlx::query_scalar("SELECT current_database()");
-            let name: String = query.fetch_one(&database.pool).await.unwrap();
-            let place = usize::from(tenant.database_name() == Some("two"));
-            assert_eq!(name, fixture.databases[place].name());
-            process.tenant_databases().prepare(tenant).await.unwrap();
-        }
+    for tenant in &tenants {
+        let database = control.tenant_databases().get(tenant).unwrap();
+        let query = sqlx::query_scalar("SELECT current_database()");
+        let name: String = query.fetch_one(&database.pool).await.unwrap();
+        let place = usize::from(tenant.database_name() == Some("two"));
+        assert_eq!(name, fixture.databases[place].name());
+        control.tenant_databases().prepare(tenant).await.unwrap();
+    }
+    // No row holds an address: another process refuses them, and makes no tenant in the host's.
+    for error in [
+        fixture.plain.tenant_databases().prepare(&tenants[0]).await.unwrap_err(),
+        fixture.plain.tenant_databases().session_target(&tenants[0]).err().unwrap(),
+        fixture.plain.tenants().create("elsewhere").await.unwrap_err(),
+    ] {
+        assert!(error.to_string().contains("in `[[databases]]` of this process"), "{error}");
     }
     assert_eq!((schemas(one).await, schemas(two).await), (3, 6));
 
@@ -124,6 +129,11 @@ async fn tenants_are_placed_by_weight_and_live_where_they_are_placed() {
         let query = sqlx::query_scalar::<_, i64>(AssertSqlSafe(effects));
         assert_eq!(query.fetch_one(&pool).await.unwrap(), 1);
     }
+    let filter = Filter { limit: 10, ..Filter::default() };
+    let listed = control.messages().inbox_list(&filter).await.unwrap();
+    let mut listed: Vec<_> = listed.iter().map(|row| row.tenant.as_str()).collect();
+    listed.sort_unstable();
+    assert_eq!(listed, in_one.iter().map(|tenant| tenant.name.as_str()).collect::<Vec<_>>());
     let measured = control.storage().report(&all[1]).await.unwrap();
     let found: Vec<_> = measured.tenants.iter().map(|storage| storage.tenant.as_str()).collect();
     assert_eq!(found, in_one.iter().map(|tenant| tenant.name.as_str()).collect::<Vec<_>>());
@@ -162,7 +172,7 @@ async fn a_database_is_used_as_itself_alone() {
         }
     }
     let error = exchanged.tenants().create("c").await.unwrap_err().to_string();
-    assert!(error.contains("holds tenants of another installation"), "{error}");
+    assert!(error.contains("one for other tenants"), "{error}");
     let found = exchanged.doctor().run(HostLimits { connections_max: 4 }).await.unwrap();
     let found: Vec<_> = found.iter().filter(|found| found.check == "databases").collect();
     assert!(found.len() == 2 && found[0].found.contains("it is database `"), "{found:?}");
@@ -191,6 +201,68 @@ async fn a_database_is_used_as_itself_alone() {
     let error = control.tenants().create_in("c", "four").await.unwrap_err().to_string();
     assert!(error.contains("no database is named `four`"), "{error}");
     assert_eq!(control.tenants().list().await.unwrap().len(), 3);
+    fixture.inbox.finish().await;
+}
+
+/// What could go wrong: two hosts have different URLs for one name, and a tenant that is made by
+/// one of them gets a second inbox by the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_stands_for_one_database() {
+    let fixture = PlacementFixture::new(1).await;
+    let [one, two] = fixture.urls();
+    let (before, after) =
+        (fixture.process(&[("three", one, 1)]), fixture.process(&[("three", two, 1)]));
+    // Each has taken its database; the first has no tenant any more.
+    let first = before.tenants().create("first").await.unwrap();
+    before.tenants().take_back(&first).await.unwrap();
+    let tenant = after.tenants().create("acme").await.unwrap();
+    for refused in [
+        before.tenant_databases().replicate(&tenant).await,
+        before.tenant_databases().prepare(&tenant).await,
+    ] {
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("does not hold the inboxes of its tenants"), "{error}");
+    }
+    let error = before.tenants().create("other").await.unwrap_err().to_string();
+    assert!(error.contains("one for other tenants"), "{error}");
+    assert_eq!((schemas(one).await, schemas(two).await), (0, 1));
+    after.tenant_databases().prepare(&tenant).await.unwrap();
+
+    // Nobody deletes it where it is not.
+    let deleting = before.tenants().delete("acme").await.unwrap();
+    let error = before.tenants().remove(&deleting).await.unwrap_err().to_string();
+    assert!(error.contains("is another one now"), "{error}");
+    assert_eq!((schemas(one).await, schemas(two).await), (0, 1));
+    assert!(after.tenants().remove(&deleting).await.unwrap());
+    assert_eq!((schemas(one).await, schemas(two).await), (0, 0));
+    fixture.inbox.finish().await;
+}
+
+/// What could go wrong: a server comes back from a backup that is older than one of its tenants,
+/// and the tenant gets an empty inbox without a word.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backup_that_is_older_than_a_tenant_is_refused_for_it() {
+    let fixture = PlacementFixture::new(0).await;
+    let [one, _] = fixture.urls();
+    let control = &fixture.inbox.control;
+    let (older, newer) =
+        (fixture.inbox.tenant("older", "").await, fixture.inbox.tenant("newer", "").await);
+    let mut connection = PgConnection::connect(one).await.unwrap();
+    let back = format!(
+        "DROP SCHEMA {} CASCADE; DELETE FROM oncebox.tenant_migration WHERE tenant_id = {id}; \
+         DELETE FROM oncebox.tenant WHERE tenant_id = {id}",
+        newer.schema_name,
+        id = newer.tenant_id
+    );
+    sqlx::raw_sql(AssertSqlSafe(back)).execute(&mut connection).await.unwrap();
+    let error = control.tenant_databases().prepare(&newer).await.unwrap_err().to_string();
+    assert!(error.contains("`one` knows nothing of tenant `newer`"), "{error}");
+    assert_eq!(schemas(one).await, 1);
+    control.tenant_databases().prepare(&older).await.unwrap();
+    // What was only damaged is put right.
+    let damage = format!("DELETE FROM oncebox.tenant WHERE tenant_id = {}", older.tenant_id);
+    sqlx::raw_sql(AssertSqlSafe(damage)).execute(&mut connection).await.unwrap();
+    control.tenant_databases().prepare(&older).await.unwrap();
     fixture.inbox.finish().await;
 }
 
@@ -279,6 +351,19 @@ async fn an_operator_sees_the_databases_and_names_one() {
     ] {
         cli.fails(arguments, says).await;
     }
+    // A file of `oncebox apply` names one, too.
+    let state = |database: &str| format!("[[tenant]]\nname = 'filed'\ndatabase = '{database}'\n");
+    let file = cli.dir().join("state.toml").display().to_string();
+    cli.file("state.toml", state("two"));
+    cli.ok(&["apply", "--file", &file]).await;
+    assert_eq!(cli.json(&["tenant", "show", "filed"]).await["database"], "two");
+    cli.file("state.toml", state("one"));
+    cli.fails(
+        &["apply", "--file", &file],
+        "tenant `filed` is in database `two`, and the file says `one`: a tenant stays where it was \
+            created, so correct the file",
+    )
+    .await;
     let said = cli.run(&["tenant", "create", "x", "--database", "away"]).await;
     assert!(said.code == Some(1) && said.stderr.contains("127.0.0.1:1/oncebox"), "{said:?}");
     assert!(!said.stderr.contains("hunter2"), "{said:?}");
@@ -321,6 +406,17 @@ impl Server {
             self.name, self.through
         )
     }
+}
+
+/// The databases as a host reaches them, of which `db2` would get the next tenants.
+fn by_the_proxies(servers: &[Server]) -> NamedDatabases {
+    let databases = servers.iter().map(|server| NamedDatabase {
+        name: server.name.clone(),
+        url: DatabaseUrl::parse(&server.through).unwrap(),
+        weight: if server.name == "db2" { 1_000 } else { 1 },
+        connections_max: CONNECTIONS_MAX,
+    });
+    NamedDatabases::new(databases).unwrap()
 }
 
 /// What could go wrong: tenants on a server that is slow, silent or gone hold what the tenants of
@@ -401,18 +497,17 @@ async fn a_server_that_is_away_costs_its_tenants_alone() {
         send(&fixture, &away, name).await;
         let before = sent;
         sent = effects(&fixture, &others, name, sent).await;
-        // Operators' changes reach the others.
+        // Operators reach the others, and a new tenant is placed in none but them.
         let newest = fixture.tenants.len();
+        let direct = fixture.control.clone();
+        fixture.control = direct.clone().placing_in(by_the_proxies(&servers));
         let joined = fixture.join(newest).await;
-        assert_ne!(joined.database_name(), None);
+        fixture.control = direct;
+        assert_ne!(joined.database_name(), Some("db2"));
         fixture.tenants.push(joined);
-        if fixture.tenants[newest].database_name() != Some("db2") {
-            fixture.send(newest, &load(name, MESSAGES)).await;
-            fixture.wait_effects(newest, MESSAGES as i64).await;
-        }
+        fixture.send(newest, &load(name, MESSAGES)).await;
+        fixture.wait_effects(newest, MESSAGES as i64).await;
         host.wait_ready().await.unwrap();
-        let known = host.metric("oncebox_tenant_database_up", &["\"t-0\""]).await;
-        assert!(known.is_some());
         for number in &away {
             let (count, different) = fixture.effects(*number).await;
             assert!(count == different && count <= before, "it was away: {count}");

@@ -25,6 +25,7 @@ mod rebalance;
 mod references;
 mod replay;
 mod retention;
+mod rights;
 mod sagas;
 mod schema_registry;
 mod storage;

@@ -53,9 +53,24 @@ pub(crate) struct ManyTenants {
     producer: FutureProducer,
     key: String,
     folder: WorkingDir,
-    database: TestDatabase,
+    database: HostDatabase,
     /// Settings of the host.
     config: String,
+}
+
+/// The host's database: one of the tests, or one that a test has made.
+enum HostDatabase {
+    OfTests(TestDatabase),
+    At(String),
+}
+
+impl HostDatabase {
+    fn url(&self) -> &str {
+        match self {
+            Self::OfTests(database) => database.url(),
+            Self::At(url) => url,
+        }
+    }
 }
 
 impl ManyTenants {
@@ -70,6 +85,20 @@ impl ManyTenants {
         })
         .await
         .unwrap();
+        Self::on(HostDatabase::OfTests(database), size, databases, config).await
+    }
+
+    /// Tenants in a database that is up to date, which the login of this URL reaches.
+    pub(crate) async fn at(url: &str, size: usize) -> Self {
+        Self::on(HostDatabase::At(url.to_owned()), size, NamedDatabases::default(), "").await
+    }
+
+    async fn on(
+        database: HostDatabase,
+        size: usize,
+        databases: NamedDatabases,
+        config: &str,
+    ) -> Self {
         let pool = PgPoolOptions::new().max_connections(4).connect_lazy(database.url()).unwrap();
         let key = MasterKey::generate();
         let control =

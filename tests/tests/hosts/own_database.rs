@@ -254,7 +254,7 @@ async fn a_database_that_cannot_be_the_place_is_refused_and_nothing_is_made() {
         url.split_once('@').map(|(_, rest)| format!("postgres://{login}:x1y2z3@{rest}")).unwrap();
     refused(&weak, "the login may not create roles and schemas").await;
     sqlx::query(AssertSqlSafe(format!("DROP ROLE {login}"))).execute(&pool).await.unwrap();
-    refused("postgres://nobody:s3cr3t@127.0.0.1:9/none", "cannot hold the tenant's inbox").await;
+    refused("postgres://nobody:s3cr3t@127.0.0.1:9/none", "cannot hold tenants").await;
 
     // Another tenant of this installation may be there; another installation's may not.
     let tenant = control
@@ -270,7 +270,7 @@ async fn a_database_that_cannot_be_the_place_is_refused_and_nothing_is_made() {
         .await
         .unwrap_err()
         .to_string();
-    assert!(error.contains("holds tenants of another installation"), "{error}");
+    assert!(error.contains("one for other tenants"), "{error}");
     stranger.finish().await;
     let theirs = Control::new(
         url.parse().unwrap(),

@@ -979,6 +979,7 @@ Usage: oncebox [OPTIONS] <COMMAND>
 Commands:
   serve        Run a host: consume, run handlers, commit, ack
   migrate      Create the database where it does not exist, and bring it up to date
+  rights       Print what an administrator of a PostgreSQL server gives the hosts' login, as SQL
   keys         The master key
   choose       Say which pattern makes an effect safe to repeat, by questions about it
   new          Write a new handler's project: sources, build script, tables, messages

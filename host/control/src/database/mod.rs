@@ -6,6 +6,8 @@ pub(crate) mod reach;
 pub(crate) mod locks;
 // The host's own schema.
 pub mod schema;
+// The rights of a login that is no superuser.
+pub(crate) mod rights;
 // Functions of the host's schemas, each in its own file.
 pub(crate) mod functions;
 // What an update would change, and which tables it would lock.

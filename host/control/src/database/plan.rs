@@ -12,7 +12,7 @@ use sqlx::{PgConnection, migrate::Migration};
 use super::{
     functions::Functions,
     schema::{self, MIGRATIONS},
-    tenant_database::{DatabaseLabel, InboxDatabase, prepare::check_is_ours},
+    tenant_database::{DatabaseLabel, InboxDatabase},
 };
 use crate::handles::TenantDatabases;
 
@@ -108,7 +108,7 @@ impl TenantDatabases<'_> {
 
     async fn plan_of(&self, database: &InboxDatabase) -> Result<MigrationPlan, InboxError> {
         let mut connection = database.database.connect().await?;
-        check_is_ours(&mut connection, self.installation().await?, &database.label).await?;
+        self.check_is_ours(&mut connection, &database.label).await?;
         plan(&mut connection).await
     }
 }

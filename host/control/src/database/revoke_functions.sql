@@ -4,7 +4,7 @@ DECLARE
 BEGIN
     FOR f IN {functions}
     LOOP
-        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {owner}, %I', f, session_user);
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {owner}, %I', f, {login});
         EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', f);
     END LOOP;
 END $$

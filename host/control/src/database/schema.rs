@@ -29,7 +29,7 @@ pub(crate) static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../mi
 
 /// Statements that revoke functions of `pg_catalog` from PUBLIC, where this login may. These
 /// functions reach past a role, out of a transaction or into another session.
-const REVOKE_FUNCTIONS: &str = include_str!("revoke_functions.sql");
+pub(super) const REVOKE_FUNCTIONS: &str = include_str!("revoke_functions.sql");
 /// Query for the oids of those functions.
 pub(crate) const REVOKED_FUNCTIONS: &str = include_str!("revoked_functions.sql");
 
@@ -311,7 +311,10 @@ async fn close_public(admin: &mut PgConnection, owner: &str) -> Vec<String> {
         ),
         (
             "functions that reach past a role are closed to PUBLIC",
-            REVOKE_FUNCTIONS.replace("{functions}", REVOKED_FUNCTIONS).replace("{owner}", owner),
+            REVOKE_FUNCTIONS
+                .replace("{functions}", REVOKED_FUNCTIONS)
+                .replace("{owner}", owner)
+                .replace("{login}", "session_user"),
         ),
         (
             "the language `plpgsql` is closed to PUBLIC",

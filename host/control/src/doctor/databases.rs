@@ -34,18 +34,14 @@ impl Doctor<'_> {
     }
 
     fn fault(&self, name: &str, error: &InboxError) -> Finding {
-        let (severity, advice) = match error {
-            InboxError::NotFound(_) => (
-                Severity::Warning,
-                "this process reaches its tenants by the address of the day on which they were \
-                    created; name the database in the configuration of every host",
-            ),
-            _ => (
-                Severity::Error,
-                "the messages of its tenants wait; `oncebox databases` lists the databases",
-            ),
+        let advice = match error {
+            InboxError::NotFound(_) => {
+                "this process runs no message of its tenants; give every process the same \
+                    `[[databases]]`"
+            }
+            _ => "the messages of its tenants wait; `oncebox databases` lists the databases",
         };
-        self.of_databases(severity, format!("database `{name}`: {error}")).advise(advice)
+        self.of_databases(Severity::Error, format!("database `{name}`: {error}")).advise(advice)
     }
 
     fn of_databases(&self, severity: Severity, found: String) -> Finding {

@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 
 use oncebox_model::error::{InboxError, plain};
 use serde::Serialize;
-use sqlx::{AssertSqlSafe, PgPool, postgres::PgConnectOptions};
+use sqlx::{AssertSqlSafe, Executor, PgPool, postgres::PgConnectOptions};
 
 use crate::{
     control::Control, database::schema::REVOKED_FUNCTIONS, handles::Doctor, tenants::Tenant,
@@ -298,13 +298,19 @@ impl Look<'_> {
         let column =
             |of: fn(&Tenant) -> &String| self.tenants.iter().map(of).cloned().collect::<Vec<_>>();
         let query = check.query.replace("{revoked}", REVOKED_FUNCTIONS).replace("{close}", CLOSE);
-        sqlx::query_as(AssertSqlSafe(format!("{LOGINS} {query}")))
+        let query = format!("{LOGINS} {query}");
+        let query = sqlx::query_as(AssertSqlSafe(query))
             .bind(column(|t| &t.name))
             .bind(column(|t| &t.login))
             .bind(column(|t| &t.owner_login))
-            .bind(column(|t| &t.schema_name))
-            .fetch_all(&self.pool)
-            .await
+            .bind(column(|t| &t.schema_name));
+        let mut tx = self.pool.begin().await?;
+        // Names of the host's objects come with their schema, also for a login whose own name is
+        // that of the schema.
+        tx.execute("SET LOCAL search_path = pg_catalog").await?;
+        let rows = query.fetch_all(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(rows)
     }
 
     fn wrong(

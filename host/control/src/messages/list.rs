@@ -1,6 +1,9 @@
 //! Lists of inbox rows, and single rows.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use chrono::{DateTime, Utc};
 use oncebox_model::{MessageStatus, error::InboxError};
@@ -135,7 +138,13 @@ impl Messages<'_> {
             .await?
             .into_iter()
             .filter(|tenant| filter.tenant.as_ref().is_none_or(|name| *name == tenant.name));
-        let (own, hosts): (Vec<_>, Vec<_>) = tenants.partition(|tenant| tenant.database.is_some());
+        let (mut own, hosts): (Vec<_>, Vec<_>) =
+            tenants.partition(|tenant| tenant.database.is_some());
+        // A named database is asked once, for all of its tenants.
+        let mut asked = HashSet::new();
+        own.retain(|tenant| {
+            tenant.database_name().is_none_or(|name| asked.insert(name.to_owned()))
+        });
         let mut rows = if hosts.is_empty() {
             Vec::new()
         } else {
@@ -148,8 +157,8 @@ impl Messages<'_> {
             match found {
                 Ok(found) => rows.extend(found),
                 Err(error) if filter.tenant.is_none() => {
-                    tracing::warn!(tenant = tenant.name, %error, "the tenant's own database does \
-                        not answer; its messages are not listed");
+                    tracing::warn!(tenant = tenant.name, database = tenant.database, %error, "the \
+                        tenant's database does not answer; messages there are not listed");
                 }
                 Err(error) => return Err(error),
             }
@@ -161,7 +170,8 @@ impl Messages<'_> {
         Ok(rows)
     }
 
-    /// Lists the rows of a tenant with its own database.
+    /// Lists the rows of a tenant outside the host's database. In a named one it lists those of all
+    /// tenants, where the filter names none.
     async fn inbox_list_of(
         &self,
         tenant: &Tenant,
@@ -169,7 +179,11 @@ impl Messages<'_> {
         versions: &Option<Vec<i32>>,
         depth: Depth,
     ) -> Result<Vec<InboxRow>, InboxError> {
-        let filter = Filter { tenant: Some(tenant.name.clone()), ..filter.clone() };
+        let mut filter = filter.clone();
+        // A tenant's own database may hold rows in the name of another one.
+        if tenant.database_name().is_none() {
+            filter.tenant = Some(tenant.name.clone());
+        }
         let database = self.0.tenant_databases().get(tenant)?;
         let listed =
             tokio::time::timeout(ANSWER_MAX, list(&database.pool, &filter, versions, depth)).await;

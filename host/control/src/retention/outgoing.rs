@@ -64,9 +64,8 @@ impl Retention<'_> {
             Ok(databases) => databases,
             Err(error) => return failure(&DatabaseLabel::default(), None, &error),
         };
-        let mut result = RetentionResult::default();
-        for database in &databases {
-            let run = match timeout(LONGEST, self.remove_outgoing_of(database, days)).await {
+        let runs = databases.iter().map(async |database| {
+            match timeout(LONGEST, self.remove_outgoing_of(database, days)).await {
                 Ok(Ok(run)) => run,
                 Ok(Err(error)) => failure(&database.label, None, &error),
                 Err(_) => {
@@ -76,7 +75,10 @@ impl Retention<'_> {
                     );
                     failure(&database.label, None, &InboxError::conflict(text))
                 }
-            };
+            }
+        });
+        let mut result = RetentionResult::default();
+        for run in futures::future::join_all(runs).await {
             result.removed += run.removed;
             result.failed.extend(run.failed);
         }

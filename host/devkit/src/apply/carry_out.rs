@@ -77,7 +77,7 @@ async fn tenant_is_made(api: &Api, tenant: &file::TenantSpec) -> Result<()> {
                 name: tenant.name.clone(),
                 migrations: Vec::new(),
                 database_url: None,
-                database: None,
+                database: tenant.database.clone(),
             },
         )
         .await?;

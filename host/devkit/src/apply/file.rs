@@ -33,6 +33,7 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct TenantEntry {
     name: String,
+    database: Option<String>,
     #[serde(default)]
     migrations: Vec<PathBuf>,
     #[serde(default)]
@@ -74,6 +75,8 @@ struct DeploymentEntry {
 #[derive(Debug)]
 pub struct TenantSpec {
     pub name: String,
+    /// Name of its database; none for the one that the host chooses.
+    pub database: Option<String>,
     pub migrations: Vec<Migration>,
     pub endpoints: Vec<EndpointSpec>,
     pub consumers: Vec<ConsumerSpec>,
@@ -148,7 +151,7 @@ pub fn parse(path: &Path, text: &str, open: Open<'_>) -> Result<Vec<TenantSpec>>
 }
 
 fn tenant(dir: &Path, open: Open<'_>, entry: TenantEntry) -> Result<TenantSpec> {
-    let TenantEntry { name, migrations, consumer, endpoint } = entry;
+    let TenantEntry { name, database, migrations, consumer, endpoint } = entry;
     let migrations: Vec<_> = migrations
         .iter()
         .map(|path| Migration::read(&dir.join(path), open))
@@ -166,7 +169,7 @@ fn tenant(dir: &Path, open: Open<'_>, entry: TenantEntry) -> Result<TenantSpec> 
         .into_iter()
         .map(|entry| consumer_of(dir, open, &name, entry))
         .collect::<Result<_>>()?;
-    Ok(TenantSpec { name, migrations, endpoints, consumers })
+    Ok(TenantSpec { name, database, migrations, endpoints, consumers })
 }
 
 fn consumer_of(

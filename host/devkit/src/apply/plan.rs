@@ -57,7 +57,7 @@ struct ExistingTenant {
 pub async fn compare<'a>(api: &Api, tenants: &'a [file::TenantSpec]) -> Result<Vec<PlanLine<'a>>> {
     let mut changes = Vec::new();
     for tenant in tenants {
-        let found = found(api, &tenant.name).await?;
+        let found = found(api, tenant).await?;
         changes.push(PlanLine::new(found.is_some(), What::Tenant(tenant)));
         let versions = versions(api, tenant, found.is_some()).await?;
         changes.extend(missing_versions(tenant, &versions));
@@ -97,9 +97,20 @@ pub async fn compare<'a>(api: &Api, tenants: &'a [file::TenantSpec]) -> Result<V
     Ok(changes)
 }
 
-async fn found(api: &Api, tenant: &str) -> Result<Option<ExistingTenant>> {
-    if let Err(error) = api.get::<wire::TenantBody>(&path(&["tenants", tenant])).await {
-        return if is_missing(&error) { Ok(None) } else { Err(error) };
+async fn found(api: &Api, spec: &file::TenantSpec) -> Result<Option<ExistingTenant>> {
+    let tenant = &spec.name;
+    let database = match api.get::<wire::TenantBody>(&path(&["tenants", tenant])).await {
+        Ok(found) => found.database,
+        Err(error) if is_missing(&error) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if let Some(named) = spec.database.as_ref().filter(|named| Some(*named) != database.as_ref()) {
+        let place = database
+            .map_or_else(|| "the host's database".to_owned(), |name| format!("database `{name}`"));
+        bail!(
+            "tenant `{tenant}` is in {place}, and the file says `{named}`: a tenant stays where it \
+                was created, so correct the file"
+        );
     }
     let migrations: Vec<wire::MigrationBody> =
         api.get(&path(&["tenants", tenant, "migrations"])).await?;

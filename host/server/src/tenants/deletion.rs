@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use oncebox_control::Control;
-use oncebox_model::InboxError;
+use oncebox_control::{Control, Tenant};
+
+use crate::tenants::by_database::DatabaseTasks;
 
 /// Pause between two searches for tenants that are being deleted.
 const LOOK: Duration = Duration::from_secs(5);
@@ -13,20 +14,22 @@ const LOOK: Duration = Duration::from_secs(5);
 /// done again.
 pub(crate) async fn carry_on(control: Control) {
     let control = control.acting_as("oncebox");
+    let mut tasks = DatabaseTasks::default();
     loop {
         tokio::time::sleep(LOOK).await;
-        if let Err(error) = look(&control).await {
-            tracing::debug!(%error, "tenants that are being deleted are not known");
+        match control.tenants().being_deleted().await {
+            Ok(tenants) => {
+                let control = control.clone();
+                tasks.begin(tenants, move |tenant| remove(control.clone(), tenant));
+            }
+            Err(error) => tracing::debug!(%error, "tenants that are being deleted are not known"),
         }
     }
 }
 
-async fn look(control: &Control) -> Result<(), InboxError> {
-    for tenant in control.tenants().being_deleted().await? {
-        if let Err(error) = control.tenants().remove(&tenant).await {
-            tracing::warn!(tenant = tenant.name, %error, "a tenant is not deleted yet; it is tried \
-                again");
-        }
+async fn remove(control: Control, tenant: Tenant) {
+    if let Err(error) = control.tenants().remove(&tenant).await {
+        tracing::warn!(tenant = tenant.name, %error, "a tenant is not deleted yet; it is tried \
+            again");
     }
-    Ok(())
 }

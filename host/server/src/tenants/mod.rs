@@ -4,6 +4,8 @@
 pub(crate) mod sessions;
 // What those of one database server share.
 pub(crate) mod budgets;
+// Work on them, by database.
+pub(crate) mod by_database;
 // Databases outside the host's.
 pub(crate) mod databases;
 // Replays of paused consumers in those.

@@ -3,8 +3,12 @@
 use oncebox_model::{error::InboxError, hooks};
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+use uuid::Uuid;
 
-use super::{DatabaseUrl, PURPOSE, TenantDatabase, answered_within, named::NamedDatabase, replica};
+use super::{
+    DatabaseUrl, PURPOSE, TenantDatabase, answered_within, identity::keep_id, named::OpenNamed,
+    open::CONNECTIONS_MAX, replica,
+};
 use crate::{
     audit::Subject,
     control::{check_name, taken},
@@ -14,6 +18,20 @@ use crate::{
 
 /// Longest time for the removal of a tenant from its own database.
 const REMOVE_MAX: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// The place of a new tenant.
+struct NewPlace<'a> {
+    /// Name or address of the database, for its row.
+    database: &'a str,
+    /// What is sealed as its address.
+    address: &'a str,
+    /// Id of a named database.
+    id: Option<Uuid>,
+}
+
+/// Address of a tenant in a named database. It is no URL, so that a host of the release before,
+/// which knows no names, reports that and runs none of its consumers.
+const NAMED: &str = "the configuration of hosts names its database";
 
 impl Tenants<'_> {
     /// Creates a tenant whose inbox and tables are in a database of its own. That database is
@@ -28,7 +46,13 @@ impl Tenants<'_> {
         name: &str,
         url: &DatabaseUrl,
     ) -> Result<Tenant, InboxError> {
-        self.create_at(name, url, None).await
+        check_name("tenant", name)?;
+        let database = TenantDatabase::at(url, CONNECTIONS_MAX);
+        let taken = self.0.tenant_databases().take(&database, url, None).await;
+        database.pool.close().await;
+        taken?;
+        self.create_taken(name, &NewPlace { database: url.shown(), address: url.text(), id: None })
+            .await
     }
 
     /// Creates a tenant in the database of this name, in the same steps.
@@ -36,8 +60,11 @@ impl Tenants<'_> {
     /// # Errors
     /// `NotFound` where no database has this name, else as [`Self::create_dedicated`].
     pub async fn create_in(&self, name: &str, database: &str) -> Result<Tenant, InboxError> {
-        let NamedDatabase { url, .. } = &self.0.named_databases.get(database)?.named;
-        self.create_at(name, url, Some(database)).await
+        check_name("tenant", name)?;
+        let open = self.0.named_databases.get(database)?;
+        let databases = self.0.tenant_databases();
+        let id = databases.take(&open.database, &open.named.url, Some(database)).await?;
+        self.create_taken(name, &NewPlace { database, address: NAMED, id }).await
     }
 
     /// Creates a tenant in the named database with the most room, or in the host's database where
@@ -50,10 +77,14 @@ impl Tenants<'_> {
         check_name("tenant", name)?;
         let databases = self.0.tenant_databases();
         let mut failed = None;
-        for NamedDatabase { name: database, url, .. } in databases.named_by_room().await? {
-            match databases.take(url, Some(database)).await {
-                Ok(()) => return self.create_taken(name, url, Some(database)).await,
+        for OpenNamed { named, database } in databases.named_by_room().await? {
+            match databases.take(database, &named.url, Some(&named.name)).await {
+                Ok(id) => {
+                    let place = NewPlace { database: &named.name, address: NAMED, id };
+                    return self.create_taken(name, &place).await;
+                }
                 Err(error) => {
+                    let database = named.name.as_str();
                     tracing::warn!(database, %error, "no tenant is created in this database");
                     failed = Some(error);
                 }
@@ -65,25 +96,9 @@ impl Tenants<'_> {
         }
     }
 
-    async fn create_at(
-        &self,
-        name: &str,
-        url: &DatabaseUrl,
-        database: Option<&str>,
-    ) -> Result<Tenant, InboxError> {
-        check_name("tenant", name)?;
-        self.0.tenant_databases().take(url, database).await?;
-        self.create_taken(name, url, database).await
-    }
-
     /// Creates a tenant in a database that was taken for it.
-    async fn create_taken(
-        &self,
-        name: &str,
-        url: &DatabaseUrl,
-        database: Option<&str>,
-    ) -> Result<Tenant, InboxError> {
-        let tenant = self.0.tenant_databases().insert(name, url, database).await?;
+    async fn create_taken(&self, name: &str, place: &NewPlace<'_>) -> Result<Tenant, InboxError> {
+        let tenant = self.0.tenant_databases().insert(name, place).await?;
         hooks::point("tenant_database:create:after");
         if let Err(error) = self.0.tenant_databases().replicate(&tenant).await {
             self.0.tenant_databases().take_back_from_database(&tenant).await?;
@@ -94,13 +109,8 @@ impl Tenants<'_> {
 }
 
 impl TenantDatabases<'_> {
-    /// Inserts the row of a tenant at an address. `database` is its name, where it has one.
-    async fn insert(
-        &self,
-        name: &str,
-        url: &DatabaseUrl,
-        database: Option<&str>,
-    ) -> Result<Tenant, InboxError> {
+    /// Inserts the row of a tenant.
+    async fn insert(&self, name: &str, place: &NewPlace<'_>) -> Result<Tenant, InboxError> {
         const INSERT: &str = "INSERT INTO oncebox.tenant (name, schema_name, login, owner_login, \
             secret_hash, credentials, database_url, database) \
             VALUES ($1, $2, $3, $4, $5, $6, $7, $8) RETURNING *";
@@ -108,8 +118,11 @@ impl TenantDatabases<'_> {
         let (schema, login, owner) =
             (format!("t_{opaque}"), format!("oncebox_{opaque}"), format!("oncebox_{opaque}_owner"));
         let credentials = Credentials::generate();
-        let database = database.unwrap_or(url.shown());
+        let NewPlace { database, address, id } = *place;
         let mut tx = self.0.pool.begin().await?;
+        if let Some(id) = id {
+            keep_id(&mut tx, database, id).await?;
+        }
         let insert = sqlx::query_as(INSERT)
             .bind(name)
             .bind(&schema)
@@ -117,7 +130,7 @@ impl TenantDatabases<'_> {
             .bind(&owner)
             .bind(secret_hash(&credentials.secret))
             .bind(credentials.sealed(&self.0.key, &login))
-            .bind(self.0.key.seal(PURPOSE, &login, url.text().as_bytes()))
+            .bind(self.0.key.seal(PURPOSE, &login, address.as_bytes()))
             .bind(database);
         let tenant =
             insert.fetch_one(&mut *tx).await.map_err(|error| taken(error, "tenant", name))?;
@@ -139,8 +152,16 @@ impl TenantDatabases<'_> {
     pub(crate) async fn take_back_from_database(&self, tenant: &Tenant) -> Result<(), InboxError> {
         const DELETING: &str = "UPDATE oncebox.tenant SET state = 'deleting', revision = revision \
             + 1 WHERE tenant_id = $1";
+        let database = self.get(tenant)?;
+        if !self.is_of(&database, tenant).await? {
+            return Err(InboxError::conflict(format!(
+                "the database of tenant `{}` is another one now; it is deleted once the URL is \
+                    corrected",
+                tenant.name
+            )));
+        }
         sqlx::query(DELETING).bind(tenant.tenant_id).execute(&self.0.pool).await?;
-        answered_within(REMOVE_MAX, remove_schema(&self.get(tenant)?, tenant)).await??;
+        answered_within(REMOVE_MAX, remove_schema(&database, tenant)).await??;
         self.forget(tenant).await?;
         let mut tx = self.0.pool.begin().await?;
         sqlx::query("DELETE FROM oncebox.tenant WHERE tenant_id = $1")

@@ -16,6 +16,13 @@ pub struct DatabaseLabel {
     pub database: Option<String>,
 }
 
+impl DatabaseLabel {
+    /// Returns the name of a database in which hosts place tenants; none for any other one.
+    pub(crate) fn placed_in(&self) -> Option<&str> {
+        self.database.as_deref().filter(|_| self.tenant.is_none())
+    }
+}
+
 /// A database with an inbox.
 #[derive(Clone)]
 pub struct InboxDatabase {
@@ -53,13 +60,20 @@ impl TenantDatabases<'_> {
     /// # Errors
     /// An error of the host's database.
     pub async fn all(&self) -> Result<Vec<InboxDatabase>, InboxError> {
-        const FIRST: &str = "SELECT DISTINCT ON (t.database) t.* FROM oncebox.tenant t \
-            WHERE t.database IS NOT NULL AND t.state <> 'deleting' ORDER BY t.database, t.name";
+        // Of a named one a tenant stands for all. Of others each has an address.
+        const TENANTS: &str = "SELECT t.* FROM oncebox.tenant t \
+            WHERE t.database IS NOT NULL AND t.state <> 'deleting' AND (t.database ~ ':' \
+                OR t.name = (SELECT min(o.name) FROM oncebox.tenant o \
+                    WHERE o.database = t.database AND o.state <> 'deleting')) \
+            ORDER BY t.database, t.name";
         let mut all = vec![InboxDatabase { label: DatabaseLabel::default(), database: self.own() }];
-        let tenants: Vec<Tenant> = sqlx::query_as(FIRST).fetch_all(&self.0.pool).await?;
+        let tenants: Vec<Tenant> = sqlx::query_as(TENANTS).fetch_all(&self.0.pool).await?;
         for tenant in tenants {
-            // One whose address cannot be unsealed keeps nothing from the others. `doctor` names
-            // it, and none of its tenants' consumers runs.
+            if all.last().is_some_and(|last| last.name() == tenant.database.as_deref()) {
+                continue; // several tenants have named it
+            }
+            // One that this process cannot find keeps nothing from the others. `doctor` names it,
+            // and none of its tenants' consumers runs here.
             match self.inbox_of(&tenant) {
                 Ok(database) => all.push(database),
                 Err(error) => tracing::debug!(tenant = tenant.name, %error, "database not known"),

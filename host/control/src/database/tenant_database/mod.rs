@@ -20,6 +20,7 @@
 
 mod address;
 mod create;
+mod identity;
 mod inbox_database;
 mod migrations;
 pub(crate) mod named;
@@ -53,13 +54,12 @@ impl TenantDatabases<'_> {
     /// Returns the database with a tenant's inbox and tables. Opens no connection.
     ///
     /// # Errors
-    /// An error where the address cannot be unsealed or parsed.
+    /// `NotFound` where the settings of this process do not name it. An error where the address
+    /// cannot be unsealed or parsed.
     pub fn get(&self, tenant: &Tenant) -> Result<TenantDatabase, InboxError> {
         let Some(sealed) = &tenant.database_url else { return Ok(self.own()) };
-        // The settings of this process come before the address of the day on which it was placed.
-        if let Some(Ok(open)) = tenant.database_name().map(|name| self.0.named_databases.get(name))
-        {
-            return Ok(open.database.clone());
+        if let Some(name) = tenant.database_name() {
+            return Ok(self.0.named_databases.get(name)?.database.clone());
         }
         let mut open = self.0.tenant_databases.open();
         if let Some((_, database)) =

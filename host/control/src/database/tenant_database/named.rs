@@ -71,6 +71,15 @@ impl NamedDatabases {
         Ok(Self(all))
     }
 
+    /// Returns the same databases with connections of their own, for requests.
+    pub(crate) fn for_requests(&self) -> Self {
+        let again = self.0.iter().map(|(name, OpenNamed { named, .. })| {
+            let database = TenantDatabase::at(&named.url, CONNECTIONS_MAX_NAMED);
+            (name.clone(), OpenNamed { named: named.clone(), database })
+        });
+        Self(again.collect())
+    }
+
     /// Returns the databases with their connections, by name.
     pub(super) fn all(&self) -> impl Iterator<Item = &OpenNamed> {
         self.0.values()
@@ -97,7 +106,7 @@ impl NamedDatabases {
 
     /// Returns the databases that take new tenants, the next one first: the one with the fewest
     /// tenants for its weight. `tenants` counts those that each has.
-    pub(super) fn by_room(&self, tenants: &BTreeMap<String, u64>) -> Vec<&NamedDatabase> {
+    pub(super) fn by_room(&self, tenants: &BTreeMap<String, u64>) -> Vec<&OpenNamed> {
         let mut open: Vec<_> = self.0.values().filter(|open| open.named.weight > 0).collect();
         // With one more tenant, as a share of the weight. Both sides are multiplied out.
         let with_one_more = |name: &str| u128::from(tenants.get(name).copied().unwrap_or(0)) + 1;
@@ -106,7 +115,7 @@ impl NamedDatabases {
             let b_share = with_one_more(&b.named.name) * u128::from(a.named.weight);
             a_share.cmp(&b_share)
         });
-        open.into_iter().map(|open| &open.named).collect()
+        open
     }
 }
 
@@ -129,7 +138,7 @@ mod tests {
                 .unwrap();
         let mut tenants = BTreeMap::new();
         for _ in 0..40 {
-            let next = databases.by_room(&tenants)[0].name.clone();
+            let next = databases.by_room(&tenants)[0].named.name.clone();
             *tenants.entry(next).or_insert(0) += 1;
         }
         assert_eq!(tenants, BTreeMap::from([("db1".to_owned(), 10), ("db2".to_owned(), 30)]));

@@ -46,7 +46,7 @@ const STATEMENT_MAX_MS: &str = "60000";
 pub struct TenantDatabase {
     /// Connections of the host's login.
     pub pool: PgPool,
-    /// Whether the tenant named the database; otherwise it is the host's.
+    /// Whether it is another one than the host's, so that no transaction spans both.
     pub is_dedicated: bool,
     /// Options for another connection, also as another login.
     pub(crate) options: PgConnectOptions,
@@ -57,9 +57,19 @@ pub struct TenantDatabase {
 struct SharedAccess {
     /// Connections outside the pool that may yet be opened.
     work: Arc<Semaphore>,
-    /// Time of the last check that the database can be used.
-    checked: tokio::sync::Mutex<Option<Instant>>,
+    /// The last check that the database can be used.
+    checked: tokio::sync::Mutex<LastCheck>,
 }
+
+/// Times of the last checks of a database.
+#[derive(Default)]
+struct LastCheck {
+    succeeded_at: Option<Instant>,
+    failed_at: Option<Instant>,
+}
+
+/// A turn to open a connection for one piece of work.
+pub(super) struct WorkTurn(OwnedSemaphorePermit);
 
 /// A connection for one piece of work, outside the pool.
 pub(crate) struct WorkConnection {
@@ -109,33 +119,51 @@ impl TenantDatabase {
         Self::new(pool, options, true)
     }
 
-    /// Runs a check that the database can be used, unless one has just succeeded. Work that waits
-    /// for the same check does not repeat it.
-    pub(super) async fn check_once(
+    /// Runs a check that the database can be used, unless one has just succeeded, or one has failed
+    /// for which this call waited. The check is told whether none has succeeded before in this
+    /// process.
+    pub(super) async fn check_once<F: Future<Output = Result<(), InboxError>>>(
         &self,
-        check: impl Future<Output = Result<(), InboxError>>,
+        check: impl FnOnce(bool) -> F,
     ) -> Result<(), InboxError> {
-        let mut checked = self.shared.checked.lock().await;
-        if checked.is_some_and(|at| at.elapsed() < CHECKED_FOR) {
+        let began = Instant::now();
+        let mut last = self.shared.checked.lock().await;
+        if last.succeeded_at.is_some_and(|at| at.elapsed() < CHECKED_FOR) {
             return Ok(());
         }
-        check.await?;
-        *checked = Some(Instant::now());
-        Ok(())
+        if last.failed_at.is_some_and(|at| at >= began) {
+            return Err(InboxError::DatabaseUnavailable { retry_after: CONNECT_TIMEOUT });
+        }
+        let checked = check(last.succeeded_at.is_none()).await;
+        let at = Some(Instant::now());
+        match &checked {
+            Ok(()) => last.succeeded_at = at,
+            Err(_) => last.failed_at = at,
+        }
+        checked
+    }
+
+    /// Waits for a turn to open a connection.
+    pub(super) async fn turn(&self) -> WorkTurn {
+        WorkTurn(self.shared.work.clone().acquire_owned().await.expect("it is never closed"))
     }
 
     /// Opens a connection for one piece of work, outside the pool, and waits for its turn before
     /// that. Cancelled work closes its connection, and a process that is suspended in the middle
     /// loses its locks soon.
     pub(crate) async fn connect(&self) -> Result<WorkConnection, InboxError> {
-        let permit = self.shared.work.clone().acquire_owned().await.expect("it is never closed");
+        self.connect_in(self.turn().await).await
+    }
+
+    /// Opens such a connection in a turn.
+    pub(super) async fn connect_in(&self, turn: WorkTurn) -> Result<WorkConnection, InboxError> {
         let options = self.options.clone().options([
             ("lock_timeout", ABSENCE_MAX_MS),
             ("idle_in_transaction_session_timeout", ABSENCE_MAX_MS),
         ]);
         let connection =
             answered_within(CONNECT_TIMEOUT, PgConnection::connect_with(&options)).await??;
-        Ok(WorkConnection { connection, _permit: permit })
+        Ok(WorkConnection { connection, _permit: turn.0 })
     }
 }
 

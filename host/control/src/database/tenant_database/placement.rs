@@ -1,11 +1,16 @@
 //! Which tenants are in which named database, and which one is next.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use oncebox_model::error::InboxError;
 
-use super::{inbox_database::DatabaseLabel, named::NamedDatabase, prepare::check_is_ours};
+use super::{
+    identity::Mark, inbox_database::DatabaseLabel, named::OpenNamed, open::answered_within,
+};
 use crate::{handles::TenantDatabases, tenants::Tenant};
+
+/// Longest check of a named database.
+const CHECK_MAX: Duration = Duration::from_secs(10);
 
 /// A named database, and the tenants in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,10 +72,20 @@ impl TenantDatabases<'_> {
     /// `NotFound` where the settings of this process do not name it, `Unreachable` where it does not
     /// answer, `Invalid` where it is another one.
     pub async fn check_named(&self, database: &DatabaseUse) -> Result<(), InboxError> {
-        let mut connection = self.0.named_databases.get(&database.name)?.database.connect().await?;
-        if database.tenants > 0 {
+        let open = self.0.named_databases.get(&database.name)?;
+        answered_within(CHECK_MAX, self.check_named_at(open, database)).await?
+    }
+
+    async fn check_named_at(
+        &self,
+        open: &OpenNamed,
+        database: &DatabaseUse,
+    ) -> Result<(), InboxError> {
+        let mut connection = open.database.connect().await?;
+        // One without tenants is taken with the first one.
+        if database.tenants > 0 || Mark::read(&mut connection).await?.is_some() {
             let label = DatabaseLabel { tenant: None, database: Some(database.name.clone()) };
-            check_is_ours(&mut connection, self.installation().await?, &label).await?;
+            self.check_is_ours(&mut connection, &label).await?;
         }
         connection.close().await;
         Ok(())
@@ -80,9 +95,15 @@ impl TenantDatabases<'_> {
     /// tenants belong into the host's database.
     ///
     /// # Errors
-    /// An error of the host's database.
-    pub(super) async fn named_by_room(&self) -> Result<Vec<&NamedDatabase>, InboxError> {
-        Ok(self.0.named_databases.by_room(&self.tenants_by_database().await?))
+    /// `NotFound` where tenants are in a database that the settings of this process do not name. An
+    /// error of the host's database.
+    pub(super) async fn named_by_room(&self) -> Result<Vec<&OpenNamed>, InboxError> {
+        let tenants = self.tenants_by_database().await?;
+        // Not into the host's database, by a process that lacks the configuration of the others.
+        for name in tenants.keys() {
+            self.0.named_databases.get(name)?;
+        }
+        Ok(self.0.named_databases.by_room(&tenants))
     }
 
     /// Counts the tenants in each named database.

@@ -8,8 +8,8 @@ use uuid::Uuid;
 
 use super::{
     address::DatabaseUrl,
-    inbox_database::DatabaseLabel,
-    open::{CONNECTIONS_MAX, TenantDatabase, answered_within},
+    identity::Mark,
+    open::{TenantDatabase, answered_within},
 };
 use crate::{
     database::{reach, schema},
@@ -19,6 +19,8 @@ use crate::{
 
 /// Oldest PostgreSQL version that the host functions and the settings of sessions work with.
 const VERSION_MIN: i32 = 15;
+/// Longest time for each look at a database before it is taken.
+const TAKE_MAX: Duration = Duration::from_secs(15);
 /// Longest time for the check of a tenant's database, and for the update of its replica.
 pub(super) const PREPARE_MAX: Duration = Duration::from_secs(120);
 
@@ -45,7 +47,8 @@ impl TenantDatabases<'_> {
             return Ok(());
         }
         let preparing = async {
-            database.check_once(self.check_and_update(&database, tenant)).await?;
+            let check = |is_first| self.check_and_update(&database, tenant, is_first);
+            database.check_once(check).await?;
             answered_within(PREPARE_MAX, self.replicate(tenant)).await?
         };
         preparing.await.map_err(|error| of_tenant_database(error, tenant))
@@ -56,8 +59,12 @@ impl TenantDatabases<'_> {
         &self,
         database: &TenantDatabase,
         tenant: &Tenant,
+        is_first_check: bool,
     ) -> Result<(), InboxError> {
-        if answered_within(PREPARE_MAX, self.check_is_behind(database, tenant)).await?? {
+        let is_behind = answered_within(PREPARE_MAX, self.check_is_behind(database, tenant));
+        // A named one is gone over once by each process: a copied one is open to PUBLIC again.
+        let is_unseen = is_first_check && tenant.database_name().is_some();
+        if is_behind.await?? || is_unseen {
             // Without a time limit: an update that was given up would start from the beginning each
             // time.
             bring_up_to_date(database, tenant.database.as_deref().unwrap_or_default()).await?;
@@ -74,71 +81,62 @@ impl TenantDatabases<'_> {
         reach::check_options_arrive(&database.options).await?;
         let mut connection = database.connect().await?;
         check_server(&mut connection, tenant.database.as_deref().unwrap_or_default()).await?;
-        check_is_ours(&mut connection, self.installation().await?, &tenant.label()).await?;
+        self.check_is_ours(&mut connection, &tenant.label()).await?;
         let is_behind = schema::is_behind(&mut connection).await?;
         connection.close().await;
         Ok(is_behind)
     }
 
-    /// Takes an unused database for tenants of this installation, under its name where it has one.
+    /// Takes a database for tenants of this installation, under its name where it has one, unless
+    /// that was done before. Returns its id where it has a name.
     pub(super) async fn take(
         &self,
+        database: &TenantDatabase,
         url: &DatabaseUrl,
         name: Option<&str>,
-    ) -> Result<(), InboxError> {
-        const TAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_dedicated, \
-            database_name) VALUES ($1, true, $2) ON CONFLICT DO NOTHING";
-        let database = TenantDatabase::at(url, CONNECTIONS_MAX);
-        let ours = Holder::tenants_of(self.installation().await?, name);
-        reach::check_options_arrive(&database.options)
-            .await
-            .map_err(|error| unfit(url.shown(), &error.to_string()))?;
-        let mut connection =
-            database.connect().await.map_err(|error| unfit(url.shown(), &error.to_string()))?;
-        check_server(&mut connection, url.shown()).await?;
-        let is_ours = holder(&mut connection).await?.as_ref() == Some(&ours);
-        if !is_ours {
-            check_is_free(&mut connection, url.shown()).await?;
-            self.check_is_first(name, url).await?;
+    ) -> Result<Option<Uuid>, InboxError> {
+        let shown = url.shown();
+        if !answered_within(TAKE_MAX, self.is_ready(database, shown, name)).await?? {
+            bring_up_to_date(database, shown).await?;
         }
-        // One that a tenant named is always gone over: a copied one is open to PUBLIC again.
-        if !is_ours || name.is_none() || schema::is_behind(&mut connection).await? {
-            bring_up_to_date(&database, url.shown()).await?;
-        }
-        sqlx::query(TAKE)
-            .bind(ours.installation_id)
-            .bind(&ours.database_name)
-            .execute(&mut *connection)
-            .await?;
-        let is_taken = holder(&mut connection).await? == Some(ours);
-        connection.close().await;
-        database.pool.close().await;
-        if is_taken {
-            Ok(())
-        } else {
-            Err(unfit(url.shown(), "another installation has just taken it"))
-        }
+        answered_within(TAKE_MAX, async {
+            let mut connection = database.connect().await?;
+            let id = self.mark(&mut connection, shown, name).await?;
+            connection.close().await;
+            Ok(id)
+        })
+        .await?
     }
 
-    /// Checks that no tenant is in the database of this name yet. One that is empty although tenants
-    /// were placed there would treat every repeated message as new.
-    async fn check_is_first(
+    /// Returns whether a database can take a tenant as it is; false where it has to be brought up to
+    /// date before. Fails where it cannot be taken.
+    async fn is_ready(
         &self,
+        database: &TenantDatabase,
+        shown: &str,
         name: Option<&str>,
-        url: &DatabaseUrl,
-    ) -> Result<(), InboxError> {
-        const PLACED: &str = "SELECT name FROM oncebox.tenant WHERE database = $1 LIMIT 1";
-        let placed: Option<String> =
-            sqlx::query_scalar(PLACED).bind(name).fetch_optional(&self.0.pool).await?;
-        let Some(tenant) = placed else { return Ok(()) };
-        Err(unfit(
-            url.shown(),
-            &format!(
-                "database `{}` has tenants, such as `{tenant}`, and this one does not hold their \
-                    inboxes; restore it from a backup, or correct its URL",
-                name.unwrap_or_default()
-            ),
-        ))
+    ) -> Result<bool, InboxError> {
+        let cannot = |error: InboxError| unfit(shown, &error.to_string());
+        reach::check_options_arrive(&database.options).await.map_err(cannot)?;
+        let mut connection = database.connect().await.map_err(cannot)?;
+        check_server(&mut connection, shown).await?;
+        let expected = self.expected_mark(name).await?;
+        let is_ours = expected.is_some() && Mark::read(&mut connection).await? == expected;
+        if !is_ours {
+            let is_free = check_is_free(&mut connection, shown).await;
+            // Another process may have taken it meanwhile, for the same.
+            let expected = self.expected_mark(name).await?;
+            if expected.is_none() || Mark::read(&mut connection).await? != expected {
+                is_free?;
+                if let Some(name) = name {
+                    self.check_is_first(name, shown).await?;
+                }
+            }
+        }
+        // One that a tenant named is always gone over: a copied one is open to PUBLIC again.
+        let is_ready = is_ours && name.is_some() && !schema::is_behind(&mut connection).await?;
+        connection.close().await;
+        Ok(is_ready)
     }
 
     /// Returns the id of this installation, which marks its tenants' databases. Creates it on first
@@ -172,47 +170,6 @@ impl TenantDatabases<'_> {
         }
         Ok(())
     }
-}
-
-impl TenantDatabase {
-    /// Returns whether no other installation has the database.
-    pub(crate) async fn is_free_for(&self, installation: Uuid) -> Result<bool, InboxError> {
-        let mut connection = self.connect().await?;
-        Ok(holder(&mut connection)
-            .await?
-            .is_none_or(|holder| holder.installation_id == installation))
-    }
-}
-
-/// Checks that the database is marked as this installation's for tenants. Fails where it was lost
-/// and recreated, or is another one under that address. An inbox that is empty there would treat
-/// every repeated message as new.
-pub(crate) async fn check_is_ours(
-    connection: &mut PgConnection,
-    installation: Uuid,
-    label: &DatabaseLabel,
-) -> Result<(), InboxError> {
-    let DatabaseLabel { tenant, database } = label;
-    let name = database.as_deref().filter(|_| tenant.is_none());
-    let found = holder(connection).await?;
-    if found == Some(Holder::tenants_of(installation, name)) {
-        return Ok(());
-    }
-    let database = database.as_deref().unwrap_or_default();
-    let other = found
-        .filter(|found| found.installation_id == installation)
-        .and_then(|found| found.database_name)
-        .map_or_else(String::new, |other| format!("; it is database `{other}`"));
-    Err(InboxError::Invalid(match tenant {
-        Some(tenant) => format!(
-            "the database of tenant `{tenant}` at {database} does not hold its inbox{other}; \
-                restore it from a backup, or correct what its address points to"
-        ),
-        None => format!(
-            "the database that `{database}` leads to does not hold the inboxes of its tenants\
-                {other}; restore it from a backup, or correct its URL in `[[databases]]`"
-        ),
-    }))
 }
 
 async fn bring_up_to_date(database: &TenantDatabase, whose: &str) -> Result<(), InboxError> {
@@ -253,35 +210,6 @@ async fn check_server(connection: &mut PgConnection, shown: &str) -> Result<(), 
     Err(unfit(shown, &problem))
 }
 
-/// The installation that has a database.
-#[derive(Debug, PartialEq, Eq, sqlx::FromRow)]
-struct Holder {
-    installation_id: Uuid,
-    /// Whether it has it for tenants.
-    is_dedicated: bool,
-    /// Name of the database, where it has one.
-    database_name: Option<String>,
-}
-
-impl Holder {
-    /// Returns the mark of a database with tenants of an installation.
-    fn tenants_of(installation_id: Uuid, name: Option<&str>) -> Self {
-        Self { installation_id, is_dedicated: true, database_name: name.map(str::to_owned) }
-    }
-}
-
-/// Returns the installation that has the database.
-async fn holder(connection: &mut PgConnection) -> Result<Option<Holder>, InboxError> {
-    const HAS_TABLE: &str = "SELECT to_regclass('oncebox.installation') IS NOT NULL";
-    // A database of the release before has no column for its name.
-    const HOLDER: &str = "SELECT installation_id, is_dedicated, \
-        to_jsonb(i) ->> 'database_name' AS database_name FROM oncebox.installation i";
-    if !sqlx::query_scalar(HAS_TABLE).fetch_one(&mut *connection).await? {
-        return Ok(None);
-    }
-    Ok(sqlx::query_as(HOLDER).fetch_optional(connection).await?)
-}
-
 /// Checks that no installation and no application uses the database. The revocations that close it
 /// to other tenants would also close it to its other users.
 async fn check_is_free(connection: &mut PgConnection, shown: &str) -> Result<(), InboxError> {
@@ -297,13 +225,10 @@ async fn check_is_free(connection: &mut PgConnection, shown: &str) -> Result<(),
     let has_inbox: bool = sqlx::query_scalar("SELECT to_regclass('oncebox.audit') IS NOT NULL")
         .fetch_one(&mut *connection)
         .await?;
-    if holder(connection).await?.is_some()
+    if Mark::read(connection).await?.is_some()
         || (has_inbox && sqlx::query_scalar(USED).fetch_one(&mut *connection).await?)
     {
-        return Err(unfit(
-            shown,
-            "it is an installation's own database, or holds tenants of another installation",
-        ));
+        return Err(unfit(shown, "it is an installation's own database, or one for other tenants"));
     }
     if let Some(table) = sqlx::query_scalar::<_, String>(FOREIGN).fetch_optional(connection).await?
     {
@@ -317,7 +242,7 @@ async fn check_is_free(connection: &mut PgConnection, shown: &str) -> Result<(),
 }
 
 fn unfit(shown: &str, problem: &str) -> InboxError {
-    InboxError::Invalid(format!("the database {shown} cannot hold the tenant's inbox: {problem}"))
+    InboxError::Invalid(format!("the database {shown} cannot hold tenants: {problem}"))
 }
 
 /// Returns the error with the tenant's name where its database cannot be reached.

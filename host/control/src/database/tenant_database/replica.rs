@@ -10,7 +10,7 @@ use chrono::{DateTime, Utc};
 use oncebox_model::{error::InboxError, hooks, status::ConsumerState};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 
-use super::{TenantDatabase, answered_within, prepare};
+use super::{TenantDatabase, answered_within, open::WorkTurn, prepare};
 use crate::{
     database::{
         locks::{self, HostLock},
@@ -48,6 +48,8 @@ struct SourceTenant {
     secret_hash: Vec<u8>,
     secret_hash_before: Option<Vec<u8>>,
     secret_before_until: Option<DateTime<Utc>>,
+    /// Whether its roles, schema and replica were made before.
+    was_made: bool,
 }
 
 #[derive(sqlx::FromRow)]
@@ -82,7 +84,9 @@ impl TenantDatabases<'_> {
         if !database.is_dedicated {
             return Ok(());
         }
-        answered_within(LOOK_MAX, self.replicate_in(&database, tenant)).await??;
+        // A wait for other work there says nothing about the database.
+        let turn = database.turn().await;
+        answered_within(LOOK_MAX, self.replicate_in(&database, tenant, turn)).await??;
         answered_within(LOOK_MAX, self.copy_migrations(tenant)).await??;
         answered_within(prepare::PREPARE_MAX, self.redrive_pending(&database, tenant)).await?
     }
@@ -114,12 +118,12 @@ impl TenantDatabases<'_> {
         &self,
         database: &TenantDatabase,
         tenant: &Tenant,
+        turn: WorkTurn,
     ) -> Result<(), InboxError> {
         const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
         hooks::point("tenant_database:replicate:before");
-        let mut connection = database.connect().await?;
-        let installation = self.installation().await?;
-        prepare::check_is_ours(&mut connection, installation, &tenant.label()).await?;
+        let mut connection = database.connect_in(turn).await?;
+        self.check_is_ours(&mut connection, &tenant.label()).await?;
         let mut tx = connection.begin_with(BEGIN).await?;
         lock(&mut tx, tenant.tenant_id).await?;
         // Another process deleted the tenant, and has already removed everything in this database.
@@ -129,12 +133,20 @@ impl TenantDatabases<'_> {
         if source.is_deleted() && replica.secret_hash.is_none() {
             return Ok(());
         }
+        if source.row.was_made && replica.is_missing() {
+            return Err(lost(&source.row.tenant));
+        }
         schema::ensure_partitions_for(&database.pool, &source.classes()).await?;
         let is_new = self.make_roles(&mut tx, &source, &replica).await?;
         source.write(&mut tx).await?;
         tx.commit().await?;
         connection.close().await;
         hooks::point("tenant_database:replicate:after");
+        if !source.row.was_made {
+            const MADE: &str =
+                "INSERT INTO oncebox.placed_tenant (tenant_id) VALUES ($1) ON CONFLICT DO NOTHING";
+            sqlx::query(MADE).bind(tenant.tenant_id).execute(&self.0.pool).await?;
+        }
         if is_new {
             self.restrict_logs(
                 &database.pool,
@@ -150,10 +162,9 @@ impl TenantDatabases<'_> {
         const CONSUMERS: &str = "SELECT consumer_id, name, retention_class, generation, \
             generation_required, state, revision \
             FROM oncebox.consumer WHERE tenant_id = $1 ORDER BY consumer_id";
-        let row = sqlx::query_as("SELECT * FROM oncebox.tenant WHERE tenant_id = $1")
-            .bind(tenant_id)
-            .fetch_optional(&self.0.pool)
-            .await?;
+        const ROW: &str = "SELECT t.*, p.tenant_id IS NOT NULL AS was_made FROM oncebox.tenant t \
+            LEFT JOIN oncebox.placed_tenant p USING (tenant_id) WHERE t.tenant_id = $1";
+        let row = sqlx::query_as(ROW).bind(tenant_id).fetch_optional(&self.0.pool).await?;
         let Some(row) = row else { return Ok(None) };
         let consumers = sqlx::query_as(CONSUMERS).bind(tenant_id).fetch_all(&self.0.pool).await?;
         Ok(Some(ReplicaSource { row, consumers }))
@@ -207,6 +218,11 @@ pub(crate) async fn lock(connection: &mut PgConnection, tenant_id: i32) -> Resul
 }
 
 impl Replica {
+    /// Returns whether nothing of the tenant is there.
+    fn is_missing(&self) -> bool {
+        self.secret_hash.is_none() && !self.has_schema
+    }
+
     async fn look(connection: &mut PgConnection, tenant: &Tenant) -> Result<Self, InboxError> {
         const LOOK: &str = "SELECT (SELECT t.secret_hash FROM oncebox.tenant t WHERE t.tenant_id = \
             $1) AS secret_hash, \
@@ -219,6 +235,16 @@ impl Replica {
             .bind(&tenant.schema_name);
         Ok(look.fetch_one(connection).await?)
     }
+}
+
+/// Returns the error for a tenant of which its database knows nothing any more.
+fn lost(tenant: &Tenant) -> InboxError {
+    InboxError::Invalid(format!(
+        "database `{}` knows nothing of tenant `{}`, which was made there: it was restored from a backup of \
+            before; restore a newer one, or delete the tenant and create it again",
+        tenant.database.as_deref().unwrap_or_default(),
+        tenant.name
+    ))
 }
 
 impl ReplicaSource {

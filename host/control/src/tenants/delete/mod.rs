@@ -136,17 +136,16 @@ impl Tenants<'_> {
         self.remove_last(tenant).await
     }
 
-    /// Refuses a tenant's own database that another installation has taken over.
+    /// Refuses a database that is another one than the tenant is in.
     async fn check_database(&self, tenant: &Tenant) -> Result<(), InboxError> {
-        let database = self.0.tenant_databases().get(tenant)?;
-        if !database.is_dedicated
-            || database.is_free_for(self.0.tenant_databases().installation().await?).await?
-        {
+        let databases = self.0.tenant_databases();
+        let database = databases.get(tenant)?;
+        if !database.is_dedicated || databases.is_of(&database, tenant).await? {
             return Ok(());
         }
         let shown = tenant.database.as_deref().unwrap_or_default();
         Err(InboxError::conflict(format!(
-            "the database of tenant `{}` at {shown} holds another installation's inbox now",
+            "the database of tenant `{}` at {shown} is another one now",
             tenant.name
         )))
     }
