@@ -3,10 +3,11 @@
 //! Messages of a lease are sent at once: of each lane there is one. What the destination has
 //! answered is marked as it comes, and further messages are leased meanwhile. So a partition of a
 //! topic whose broker is away holds up its own messages, and no others. After a lease of few
-//! messages to Kafka is a pause; what is answered in it is marked at once, before the next lease.
+//! messages to Kafka is a pause. What is answered in it is marked in one transaction, before the
+//! next lease.
 //!
-//! What a process has leased has a bounded room in memory. A pair with nothing under way waits for
-//! its part, and gives it back with each answer; few pairs of a database hold one as they lease.
+//! What a process has leased has a bounded room in memory. A pair that has nothing under way waits
+//! for its part of it, and gives it back with each answer. So none holds room while it waits.
 //!
 //! Each send is a task of its own. A delivery that holds one of the database's turns goes on while
 //! this task waits for a turn to lease or to mark.
@@ -28,7 +29,7 @@ use oncebox_model::{
     payload_key::PayloadKey,
 };
 use tokio::{
-    sync::{Notify, OwnedSemaphorePermit, SemaphorePermit},
+    sync::{Notify, OwnedSemaphorePermit},
     task::JoinSet,
     time::{Instant, sleep, sleep_until, timeout},
 };
@@ -175,12 +176,11 @@ impl PairTask {
         pause: &mut LeasePause,
     ) -> Option<PairEnd> {
         pause.leaves_more = false;
-        let turn = self.store.lease_turn(&self.stop).await;
-        let Some((turn, room)) = turn.zip(self.room(under_way.is_empty()).await) else {
+        let Some(room) = self.room(under_way.is_empty()).await else {
             terms.give_back(terms.most);
             return None;
         };
-        let (begun, end) = match self.lease(terms, turn).await {
+        let (begun, end) = match self.lease(terms).await {
             Ok(Some((facts, rows))) => {
                 let kilobytes: usize = rows.iter().map(OutgoingRow::kilobytes).sum();
                 let is_full = rows.len() >= terms.most || kilobytes >= LEASE_KB as usize;
@@ -233,12 +233,11 @@ impl PairTask {
         begun
     }
 
-    /// Leases messages in a turn, and returns them with what they are sent with. None where the
-    /// tenant sends nothing now.
+    /// Leases messages, and returns them with what they are sent with. None where the tenant sends
+    /// nothing now.
     async fn lease(
         &self,
         terms: &LeaseTerms,
-        _turn: SemaphorePermit<'_>,
     ) -> Result<Option<(LeaseFacts, Vec<OutgoingRow>)>, InboxError> {
         let tenant = self.shared.directory.tenant(self.key.tenant_id).await?;
         let Some(tenant) = tenant.filter(|tenant| tenant.is_active) else { return Ok(None) };

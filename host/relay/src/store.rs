@@ -16,7 +16,6 @@ use oncebox_model::{
 };
 use sqlx::{PgPool, Postgres, Transaction};
 use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio_util::sync::CancellationToken;
 
 use crate::{directory::TenantFacts, outcome::Mark, reason::OutgoingReason, row::OutgoingRow};
 
@@ -48,8 +47,6 @@ struct StoreDatabase {
     /// Its connections. A tenant's own database has others after a change of its address.
     pool: Mutex<PgPool>,
     turns: Semaphore,
-    /// Leases at a time that hold room in memory: a database that is slow holds no more of it.
-    leases: Semaphore,
     /// Turns of one tenant at a time: fewer than there are, so that one with very many destinations
     /// keeps no other waiting.
     tenant_turns: usize,
@@ -135,9 +132,8 @@ impl Store {
     pub(crate) fn new(pool: PgPool) -> Self {
         let most = (pool.options().get_max_connections() as usize).div_ceil(2);
         let tenant_turns = if most > 2 { most - 1 } else { most };
-        let (pool, turns, leases) = (Mutex::new(pool), Semaphore::new(most), Semaphore::new(most));
-        let tenants = Mutex::default();
-        let database = StoreDatabase { pool, turns, leases, tenant_turns, tenants };
+        let (pool, turns) = (Mutex::new(pool), Semaphore::new(most));
+        let database = StoreDatabase { pool, turns, tenant_turns, tenants: Mutex::default() };
         Self { database: Arc::new(database), of_tenant: None }
     }
 
@@ -148,11 +144,6 @@ impl Store {
         let turns =
             tenants.entry(tenant_id).or_insert_with(|| Semaphore::new(*tenant_turns).into());
         Self { database: self.database.clone(), of_tenant: Some(turns.clone()) }
-    }
-
-    /// Waits for a turn to lease, which comes before the room in memory. None where the host stops.
-    pub(crate) async fn lease_turn(&self, stop: &CancellationToken) -> Option<SemaphorePermit<'_>> {
-        stop.run_until_cancelled(self.database.leases.acquire()).await?.ok()
     }
 
     /// Replaces the connections, for transactions that begin from now on.

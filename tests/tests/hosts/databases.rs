@@ -224,7 +224,7 @@ async fn a_name_stands_for_one_database() {
         assert!(error.contains("does not hold the inboxes of its tenants"), "{error}");
     }
     let error = before.tenants().create("other").await.unwrap_err().to_string();
-    assert!(error.contains("one for other tenants"), "{error}");
+    assert!(error.contains("database `three` has tenants, such as `acme`"), "{error}");
     assert_eq!((schemas(one).await, schemas(two).await), (0, 1));
     after.tenant_databases().prepare(&tenant).await.unwrap();
 
@@ -235,6 +235,47 @@ async fn a_name_stands_for_one_database() {
     assert_eq!((schemas(one).await, schemas(two).await), (0, 1));
     assert!(after.tenants().remove(&deleting).await.unwrap());
     assert_eq!((schemas(one).await, schemas(two).await), (0, 0));
+    fixture.inbox.finish().await;
+}
+
+/// What could go wrong: a process dies after a database was marked and before the host's database
+/// knows of it, or a trial under another URL is over, and the database can never be used.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_was_left_marked_is_taken_again() {
+    let fixture = PlacementFixture::new(0).await;
+    let [one, two] = fixture.urls();
+    let control = &fixture.inbox.control;
+    let first = control.tenants().create("first").await.unwrap();
+    control.tenants().take_back(&first).await.unwrap();
+    for left in [
+        "DELETE FROM oncebox.named_database",
+        "UPDATE oncebox.named_database SET database_id = gen_random_uuid()",
+    ] {
+        fixture.inbox.execute(left.to_owned()).await;
+        let tenant = control.tenants().create("acme").await.unwrap();
+        control.tenant_databases().prepare(&tenant).await.unwrap();
+        control.tenants().take_back(&tenant).await.unwrap();
+    }
+    let elsewhere = fixture.process(&[("one", two, 1)]);
+    let trial = elsewhere.tenants().create("trial").await.unwrap();
+    assert!(control.tenants().create("acme").await.is_err(), "the trial is not over");
+    elsewhere.tenants().take_back(&trial).await.unwrap();
+    let tenant = control.tenants().create("acme").await.unwrap();
+    control.tenant_databases().prepare(&tenant).await.unwrap();
+    assert_eq!((schemas(one).await, schemas(two).await), (1, 0));
+
+    // The host's database comes from a backup of before the tenant, and gives its number again.
+    let again = format!(
+        "DELETE FROM oncebox.tenant WHERE tenant_id = {id}; \
+         ALTER TABLE oncebox.tenant ALTER tenant_id RESTART WITH {id}",
+        id = tenant.tenant_id
+    );
+    for sql in again.split("; ") {
+        fixture.inbox.execute(sql.to_owned()).await;
+    }
+    let error = control.tenants().create_in("globex", "one").await.unwrap_err().to_string();
+    assert!(error.contains("holds another tenant under the number of `globex`"), "{error}");
+    assert_eq!(schemas(one).await, 1);
     fixture.inbox.finish().await;
 }
 

@@ -21,7 +21,7 @@ const PASSWORD: &str = "hunter2";
 
 /// A server of its own, since roles and parameters belong to servers.
 struct ManagedServer {
-    administrator: String,
+    superuser: String,
     _postgres: PrivatePostgres,
     _dir: TempDir,
 }
@@ -33,23 +33,42 @@ impl ManagedServer {
         let postgres =
             tokio::task::spawn_blocking(move || PrivatePostgres::start(options)).await.unwrap();
         let postgres = postgres.unwrap();
-        Self { administrator: postgres.url(), _postgres: postgres, _dir: dir }
+        Self { superuser: postgres.url(), _postgres: postgres, _dir: dir }
     }
 
-    /// Runs the statements, but one where that is left out, as an administrator does. Returns the
-    /// URL of the login.
+    /// Runs the statements, but one where that is left out. An administrator who is no superuser
+    /// runs those that are not optional, and the last one. Returns the URL of the login.
     async fn give(&self, name: &str, left_out: Option<usize>) -> Result<String, sqlx::Error> {
-        let in_database = with_database(&self.administrator, name).unwrap();
+        let administrator = format!("{name}_administrator");
+        let create =
+            format!("CREATE ROLE {administrator} LOGIN CREATEROLE CREATEDB PASSWORD '{PASSWORD}'");
+        execute(&self.superuser, &create).await?;
+        self.run(name, left_out).await?;
+        execute(&self.superuser, &format!("ALTER ROLE {name} PASSWORD '{PASSWORD}'")).await?;
+        Ok(self.url(name, name))
+    }
+
+    async fn run(&self, name: &str, left_out: Option<usize>) -> Result<(), sqlx::Error> {
+        let administrator = format!("{name}_administrator");
         for (number, statement) in rights(name, name).unwrap().into_iter().enumerate() {
-            if Some(number) != left_out {
-                let RightsStatement { is_in_database, sql, .. } = statement;
-                let url = if is_in_database { &in_database } else { &self.administrator };
-                execute(url, &sql).await?;
+            if Some(number) == left_out {
+                continue;
             }
+            let RightsStatement { is_in_database, is_optional, sql, .. } = statement;
+            let database = if is_in_database { name } else { "postgres" };
+            let url = match is_optional && !sql.ends_with("CURRENT_USER") {
+                true => with_database(&self.superuser, database).unwrap(),
+                false => self.url(&administrator, database),
+            };
+            execute(&url, &sql).await?;
         }
-        execute(&self.administrator, &format!("ALTER ROLE {name} PASSWORD '{PASSWORD}'")).await?;
-        let (_, server) = in_database.split_once('@').unwrap();
-        Ok(format!("postgres://{name}:{PASSWORD}@{server}"))
+        Ok(())
+    }
+
+    fn url(&self, login: &str, database: &str) -> String {
+        let url = with_database(&self.superuser, database).unwrap();
+        let (_, server) = url.split_once('@').unwrap();
+        format!("postgres://{login}:{PASSWORD}@{server}")
     }
 }
 
@@ -84,6 +103,8 @@ async fn a_host_needs_no_more_rights_than_are_printed() {
     let server = ManagedServer::start().await;
     let url = server.give("oncebox", None).await.unwrap();
     let options: PgConnectOptions = url.parse().unwrap();
+    // A second run of the script stops before it changes anything.
+    assert!(server.run("oncebox", None).await.is_err());
     // Nothing is left for somebody else to close.
     assert_eq!(schema::migrate(&options).await.unwrap(), Vec::<String>::new());
     let mut fixture = ManyTenants::at(&url, 3).await;
@@ -167,10 +188,13 @@ async fn created(url: &str) -> Result<Vec<String>, InboxError> {
 #[test]
 fn the_script_is_for_psql_and_takes_plain_names() {
     let script = rights_script("hosts", "app").unwrap();
+    assert!(script.starts_with("\\set ON_ERROR_STOP on\n"), "{script}");
     let (before, after) = script.split_once("\\connect app\n").unwrap();
     assert!(before.contains("CREATE ROLE hosts LOGIN CREATEROLE;\n"), "{before}");
     assert!(before.contains("CREATE DATABASE app OWNER hosts;\n"), "{before}");
-    assert!(after.contains("AUTHORIZATION hosts_owner;\n"), "{after}");
+    let (needed, optional) = after.split_once("\\set ON_ERROR_STOP off\n").unwrap();
+    assert!(needed.contains("AUTHORIZATION hosts_owner;\n"), "{after}");
+    assert!(optional.contains("GRANT SET ON PARAMETER"), "{after}");
     assert!(after.ends_with("\\password hosts\n"), "{after}");
     for (login, database, says) in [
         ("x; DROP TABLE y", "app", "cannot be the name of the login"),

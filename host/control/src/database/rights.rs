@@ -15,6 +15,9 @@ pub struct RightsStatement {
     pub reason: &'static str,
     /// Whether it is run in the new database, and not in one that the server has already.
     pub is_in_database: bool,
+    /// Whether a host works without it, with one defence fewer. A managed server may refuse it to
+    /// its administrator.
+    pub is_optional: bool,
     /// The statement.
     pub sql: String,
 }
@@ -27,75 +30,112 @@ pub struct RightsStatement {
 pub fn rights(login: &str, database: &str) -> Result<Vec<RightsStatement>, InboxError> {
     check("login", login)?;
     check("database", database)?;
-    let owner = format!("{login}_owner");
+    let mut all = needed(login, database);
+    all.extend(optional(login));
+    Ok(all)
+}
+
+/// Returns the statements without which no host works.
+fn needed(login: &str, database: &str) -> Vec<RightsStatement> {
+    let owner = owner_of(login);
+    let statement = |is_in_database, reason, sql| RightsStatement {
+        reason,
+        is_in_database,
+        is_optional: false,
+        sql,
+    };
+    vec![
+        statement(
+            false,
+            "The login of hosts. Each tenant has two roles, which it makes.",
+            format!("CREATE ROLE {login} LOGIN CREATEROLE"),
+        ),
+        statement(
+            false,
+            "The role that owns the inbox. It cannot log in, and hosts act as it.",
+            format!("CREATE ROLE {owner} NOLOGIN; GRANT {owner} TO {login}"),
+        ),
+        statement(
+            false,
+            "An administrator who is no superuser makes things for these roles as a member.",
+            format!("GRANT {login}, {owner} TO CURRENT_USER"),
+        ),
+        statement(
+            false,
+            "The database, which hosts close to everybody else.",
+            format!("CREATE DATABASE {database} OWNER {login}"),
+        ),
+        statement(
+            true,
+            "The schemas of the inbox.",
+            format!(
+                "CREATE SCHEMA oncebox AUTHORIZATION {owner}; \
+                 CREATE SCHEMA oncebox_host AUTHORIZATION {owner}"
+            ),
+        ),
+    ]
+}
+
+/// Returns the statements that give a host one defence more each, and take back what the
+/// administrator had for the others.
+fn optional(login: &str) -> Vec<RightsStatement> {
+    let owner = owner_of(login);
     let functions = REVOKE_FUNCTIONS
         .replace("{functions}", REVOKED_FUNCTIONS)
         .replace("{owner}", &owner)
         .replace("{login}", &format!("'{login}'"));
-    let mut all = Vec::new();
-    let mut add = |is_in_database, reason, sql| {
-        all.push(RightsStatement { reason, is_in_database, sql });
-    };
-    add(
-        false,
-        "The login of hosts. Each tenant has two roles, which it makes.",
-        format!("CREATE ROLE {login} LOGIN CREATEROLE"),
-    );
-    add(
-        false,
-        "The role that owns the inbox. It cannot log in, and hosts act as it.",
-        format!("CREATE ROLE {owner} NOLOGIN; GRANT {owner} TO {login}"),
-    );
-    add(
-        false,
-        "Settings of tenants' roles: no parameters in the server's log, a bound on temporary \
-            files, deadlocks found soon.",
-        format!(
-            "GRANT SET ON PARAMETER log_parameter_max_length, temp_file_limit, deadlock_timeout \
-                TO {login}"
+    let statement =
+        |reason, sql| RightsStatement { reason, is_in_database: true, is_optional: true, sql };
+    vec![
+        statement(
+            "Settings of tenants' roles: no parameters in the server's log, a bound on temporary \
+                files, deadlocks found soon.",
+            format!(
+                "GRANT SET ON PARAMETER log_parameter_max_length, temp_file_limit, \
+                    deadlock_timeout TO {login}"
+            ),
         ),
-    );
-    add(
-        false,
-        "What `oncebox doctor` reads of the server's settings.",
-        format!("GRANT pg_read_all_settings TO {login}"),
-    );
-    add(
-        false,
-        "The database, which hosts close to everybody else.",
-        format!("CREATE DATABASE {database} OWNER {login}"),
-    );
-    add(
-        true,
-        "The schemas of the inbox.",
-        format!(
-            "CREATE SCHEMA oncebox AUTHORIZATION {owner}; \
-             CREATE SCHEMA oncebox_host AUTHORIZATION {owner}"
+        statement(
+            "What `oncebox doctor` reads of the server's settings.",
+            format!("GRANT pg_read_all_settings TO {login}"),
         ),
-    );
-    add(true, "Functions by which one tenant could block another, or learn of it.", functions);
-    add(
-        true,
-        "Languages in which a tenant could write functions.",
-        format!(
-            "GRANT USAGE ON LANGUAGE plpgsql, sql TO {owner}; \
-             REVOKE USAGE ON LANGUAGE plpgsql, sql FROM PUBLIC"
+        statement("Functions by which one tenant could block another, or learn of it.", functions),
+        statement(
+            "Languages in which a tenant could write functions.",
+            format!(
+                "GRANT USAGE ON LANGUAGE plpgsql, sql TO {owner}; \
+                 REVOKE USAGE ON LANGUAGE plpgsql, sql FROM PUBLIC"
+            ),
         ),
-    );
-    Ok(all)
+        statement(
+            "The administrator is a member no more.",
+            format!("REVOKE {login}, {owner} FROM CURRENT_USER"),
+        ),
+    ]
 }
 
-/// Returns the statements as a script for `psql`.
+/// Returns the name of the role that owns the inbox of a login.
+fn owner_of(login: &str) -> String {
+    format!("{login}_owner")
+}
+
+/// Returns the statements as a script for `psql`. It stops at the first statement that fails, so
+/// that it changes nothing of an installation that exists, and goes on after an optional one.
 ///
 /// # Errors
 /// As [`rights`].
 pub fn rights_script(login: &str, database: &str) -> Result<String, InboxError> {
-    let mut script = String::new();
-    let mut is_connected = false;
-    for RightsStatement { reason, is_in_database, sql } in rights(login, database)? {
+    let mut script = "\\set ON_ERROR_STOP on\n\n".to_owned();
+    let (mut is_connected, mut is_stopping) = (false, true);
+    for RightsStatement { reason, is_in_database, is_optional, sql } in rights(login, database)? {
         if is_in_database && !is_connected {
             script += &format!("\\connect {database}\n\n");
             is_connected = true;
+        }
+        if is_optional && is_stopping {
+            script += "-- A managed server may refuse these; hosts work without them.\n\
+                \\set ON_ERROR_STOP off\n\n";
+            is_stopping = false;
         }
         script += &format!("-- {reason}\n{sql};\n\n");
     }

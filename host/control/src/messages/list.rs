@@ -156,7 +156,11 @@ impl Messages<'_> {
         for (tenant, found) in futures::future::join_all(asked).await {
             match found {
                 Ok(found) => rows.extend(found),
-                Err(error) if filter.tenant.is_none() => {
+                Err(error)
+                    if filter.tenant.is_none()
+                        && !(tenant.database_name().is_some()
+                            && matches!(error, InboxError::Invalid(_))) =>
+                {
                     tracing::warn!(tenant = tenant.name, database = tenant.database, %error, "the \
                         tenant's database does not answer; messages there are not listed");
                 }

@@ -313,8 +313,8 @@ mod tests {
             ("[[tenants]]", ", line 1: unknown field `tenants`, expected `tenant`".to_owned()),
             (
                 "[[tenant]]\nname = 'a'\nmigration = []",
-                ", line 3: unknown field `migration`, expected one of `name`, `migrations`, \
-                    `consumer`, `endpoint`".to_owned(),
+                ", line 3: unknown field `migration`, expected one of `name`, `database`, \
+                    `migrations`, `consumer`, `endpoint`".to_owned(),
             ),
             ("[[tenant]]\nname = 'a'\n[[tenant]]\nname = 'a'", ": tenant `a` is there twice".to_owned()),
             (

@@ -152,6 +152,7 @@ impl TenantDatabases<'_> {
     pub(crate) async fn take_back_from_database(&self, tenant: &Tenant) -> Result<(), InboxError> {
         const DELETING: &str = "UPDATE oncebox.tenant SET state = 'deleting', revision = revision \
             + 1 WHERE tenant_id = $1";
+        sqlx::query(DELETING).bind(tenant.tenant_id).execute(&self.0.pool).await?;
         let database = self.get(tenant)?;
         if !self.is_of(&database, tenant).await? {
             return Err(InboxError::conflict(format!(
@@ -160,7 +161,6 @@ impl TenantDatabases<'_> {
                 tenant.name
             )));
         }
-        sqlx::query(DELETING).bind(tenant.tenant_id).execute(&self.0.pool).await?;
         answered_within(REMOVE_MAX, remove_schema(&database, tenant)).await??;
         self.forget(tenant).await?;
         let mut tx = self.0.pool.begin().await?;

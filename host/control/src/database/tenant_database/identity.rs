@@ -35,6 +35,13 @@ impl Mark {
         }
     }
 
+    /// Returns whether an installation has the database for tenants, under this name.
+    pub(super) fn is_named_by(&self, installation: Uuid, name: Option<&str>) -> bool {
+        self.installation_id == installation
+            && self.is_dedicated
+            && self.database_name.as_deref() == name
+    }
+
     /// Reads the mark of a database; none where no installation has it.
     pub(super) async fn read(connection: &mut PgConnection) -> Result<Option<Self>, InboxError> {
         const HAS_TABLE: &str = "SELECT to_regclass('oncebox.installation') IS NOT NULL";

@@ -123,20 +123,39 @@ impl TenantDatabases<'_> {
         let expected = self.expected_mark(name).await?;
         let is_ours = expected.is_some() && Mark::read(&mut connection).await? == expected;
         if !is_ours {
-            let is_free = check_is_free(&mut connection, shown).await;
+            let can_be_taken = self.check_can_be_taken(&mut connection, shown, name).await;
             // Another process may have taken it meanwhile, for the same.
             let expected = self.expected_mark(name).await?;
             if expected.is_none() || Mark::read(&mut connection).await? != expected {
-                is_free?;
-                if let Some(name) = name {
-                    self.check_is_first(name, shown).await?;
-                }
+                can_be_taken?;
             }
         }
         // One that a tenant named is always gone over: a copied one is open to PUBLIC again.
         let is_ready = is_ours && name.is_some() && !schema::is_behind(&mut connection).await?;
         connection.close().await;
         Ok(is_ready)
+    }
+
+    /// Checks that nobody has a database. One that is marked with its name and has no tenant is free:
+    /// a process that died may have left it so.
+    async fn check_can_be_taken(
+        &self,
+        connection: &mut PgConnection,
+        shown: &str,
+        name: Option<&str>,
+    ) -> Result<(), InboxError> {
+        const HAS_TENANTS: &str = "SELECT EXISTS (SELECT FROM oncebox.tenant)";
+        let (mark, installation) = (Mark::read(connection).await?, self.installation().await?);
+        let is_left = name.is_some()
+            && mark.is_some_and(|mark| mark.is_named_by(installation, name))
+            && !sqlx::query_scalar(HAS_TENANTS).fetch_one(&mut *connection).await?;
+        if !is_left {
+            check_is_free(connection, shown).await?;
+        }
+        match name {
+            Some(name) => self.check_is_first(name, shown).await,
+            None => Ok(()),
+        }
     }
 
     /// Returns the id of this installation, which marks its tenants' databases. Creates it on first

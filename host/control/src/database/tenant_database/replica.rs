@@ -67,6 +67,7 @@ struct SourceConsumer {
 #[derive(sqlx::FromRow)]
 struct Replica {
     secret_hash: Option<Vec<u8>>,
+    schema_name: Option<String>,
     has_roles: bool,
     has_schema: bool,
 }
@@ -132,6 +133,9 @@ impl TenantDatabases<'_> {
         // A tenant in deletion gets nothing back.
         if source.is_deleted() && replica.secret_hash.is_none() {
             return Ok(());
+        }
+        if replica.is_anothers(&source.row.tenant) {
+            return Err(anothers(&source.row.tenant));
         }
         if source.row.was_made && replica.is_missing() {
             return Err(lost(&source.row.tenant));
@@ -218,6 +222,11 @@ pub(crate) async fn lock(connection: &mut PgConnection, tenant_id: i32) -> Resul
 }
 
 impl Replica {
+    /// Returns whether another tenant is there under the same number.
+    fn is_anothers(&self, tenant: &Tenant) -> bool {
+        self.schema_name.as_ref().is_some_and(|schema| *schema != tenant.schema_name)
+    }
+
     /// Returns whether nothing of the tenant is there.
     fn is_missing(&self) -> bool {
         self.secret_hash.is_none() && !self.has_schema
@@ -226,6 +235,7 @@ impl Replica {
     async fn look(connection: &mut PgConnection, tenant: &Tenant) -> Result<Self, InboxError> {
         const LOOK: &str = "SELECT (SELECT t.secret_hash FROM oncebox.tenant t WHERE t.tenant_id = \
             $1) AS secret_hash, \
+            (SELECT t.schema_name FROM oncebox.tenant t WHERE t.tenant_id = $1) AS schema_name, \
             (SELECT count(*) = 2 FROM pg_roles r WHERE r.rolname IN ($2, $3)) AS has_roles, \
             to_regnamespace($4) IS NOT NULL AS has_schema";
         let look = sqlx::query_as(LOOK)
@@ -235,6 +245,17 @@ impl Replica {
             .bind(&tenant.schema_name);
         Ok(look.fetch_one(connection).await?)
     }
+}
+
+/// Returns the error for a tenant whose number another one has in its database, with the messages
+/// that the other one has handled.
+fn anothers(tenant: &Tenant) -> InboxError {
+    InboxError::Invalid(format!(
+        "{} holds another tenant under the number of `{}`: the host's database was restored from a \
+            backup of before that one; restore a newer one",
+        tenant.database.as_deref().unwrap_or_default(),
+        tenant.name
+    ))
 }
 
 /// Returns the error for a tenant of which its database knows nothing any more.
