@@ -3,7 +3,7 @@
 use oncebox_archive::{ArchiveError, ArchiveStore};
 use oncebox_model::error::InboxError;
 
-use super::{Finding, Severity, place_name};
+use super::{Finding, Severity};
 use crate::{
     archive::{check_row, list::ArchivedFile},
     handles::Doctor,
@@ -95,14 +95,7 @@ impl Doctor<'_> {
     }
 
     fn of_archive(&self, severity: Severity, found: String) -> Finding {
-        Finding {
-            place: place_name(&self.0.options),
-            check: CHECK,
-            severity,
-            found,
-            sql: None,
-            advice: None,
-        }
+        self.of_host_database(CHECK, severity, found)
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, btree_map::Entry};
 
 use oncebox_model::error::InboxError;
 
-use super::{Finding, Severity, place_name};
+use super::{Finding, Severity};
 use crate::{
     database::tenant_database::DatabaseLabel,
     handles::Doctor,
@@ -83,13 +83,6 @@ impl Doctor<'_> {
     }
 
     fn budget_finding(&self, severity: Severity, found: String) -> Finding {
-        Finding {
-            place: place_name(&self.0.options),
-            check: CHECK,
-            severity,
-            found,
-            sql: None,
-            advice: None,
-        }
+        self.of_host_database(CHECK, severity, found)
     }
 }

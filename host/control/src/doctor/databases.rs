@@ -2,7 +2,7 @@
 
 use oncebox_model::error::InboxError;
 
-use super::{Finding, Severity, place_name};
+use super::{Finding, Severity};
 use crate::handles::Doctor;
 
 /// Name of the check.
@@ -45,13 +45,6 @@ impl Doctor<'_> {
     }
 
     fn of_databases(&self, severity: Severity, found: String) -> Finding {
-        Finding {
-            place: place_name(&self.0.options),
-            check: CHECK,
-            severity,
-            found,
-            sql: None,
-            advice: None,
-        }
+        self.of_host_database(CHECK, severity, found)
     }
 }

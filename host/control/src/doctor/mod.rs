@@ -167,6 +167,12 @@ impl<'a> Doctor<'a> {
         Ok(findings)
     }
 
+    /// Returns a finding of a check that looks at no single database: it stands at the host's.
+    fn of_host_database(&self, check: &'static str, severity: Severity, found: String) -> Finding {
+        let place = place_name(&self.0.options);
+        Finding { place, check, severity, found, sql: None, advice: None }
+    }
+
     /// Returns the host's own database and those of tenants, each with its tenants. A tenant
     /// without a known database becomes a finding.
     async fn looks(

@@ -3,7 +3,7 @@
 
 use oncebox_model::error::InboxError;
 
-use super::{Finding, Severity, place_name};
+use super::{Finding, Severity};
 use crate::{consumers::Consumer, handles::Doctor, tenants::Tenant};
 
 const CHECK: &str = "stores";
@@ -70,13 +70,6 @@ impl Doctor<'_> {
     }
 
     fn of_store(&self, severity: Severity, found: String) -> Finding {
-        Finding {
-            place: place_name(&self.0.options),
-            check: CHECK,
-            severity,
-            found,
-            sql: None,
-            advice: None,
-        }
+        self.of_host_database(CHECK, severity, found)
     }
 }

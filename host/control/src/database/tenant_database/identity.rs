@@ -133,9 +133,9 @@ impl TenantDatabases<'_> {
         let new = name.map(|_| Uuid::new_v4());
         sqlx::query(MARK).bind(installation).bind(name).bind(new).execute(&mut *connection).await?;
         // Another process may have been faster.
-        let id = Mark::read(connection).await?.and_then(|mark| mark.database_id);
-        let own = Mark::of_tenants(installation, name.zip(id));
-        if Mark::read(connection).await? != Some(own) {
+        let mark = Mark::read(connection).await?;
+        let id = mark.as_ref().and_then(|mark| mark.database_id);
+        if mark != Some(Mark::of_tenants(installation, name.zip(id))) {
             return Err(InboxError::Invalid(format!(
                 "the database {shown} cannot hold tenants: another installation has just taken it"
             )));
@@ -152,18 +152,13 @@ impl TenantDatabases<'_> {
             ON CONFLICT DO NOTHING";
         const LOCK: &str = "SELECT database_id FROM oncebox.named_database WHERE name = $1 \
             FOR UPDATE";
-        const FIRST: &str = "SELECT name FROM oncebox.tenant WHERE database = $1 LIMIT 1";
         const REPLACE: &str = "UPDATE oncebox.named_database SET database_id = $2 WHERE name = $1";
         let mut tx = self.0.pool.begin().await?;
         sqlx::query(NOTE).bind(name).bind(id).execute(&mut *tx).await?;
         let noted: Uuid = sqlx::query_scalar(LOCK).bind(name).fetch_one(&mut *tx).await?;
         if noted != id {
             // A tenant is inserted under a lock of this row.
-            let placed: Option<String> =
-                sqlx::query_scalar(FIRST).bind(name).fetch_optional(&mut *tx).await?;
-            if let Some(tenant) = placed {
-                return Err(not_of_tenants(name, &tenant, shown));
-            }
+            check_is_first(&mut tx, name, shown).await?;
             sqlx::query(REPLACE).bind(name).bind(id).execute(&mut *tx).await?;
         }
         Ok(tx.commit().await?)
@@ -171,10 +166,7 @@ impl TenantDatabases<'_> {
 
     /// Checks that no tenant is in the database of this name yet.
     pub(super) async fn check_is_first(&self, name: &str, shown: &str) -> Result<(), InboxError> {
-        const FIRST: &str = "SELECT name FROM oncebox.tenant WHERE database = $1 LIMIT 1";
-        let placed: Option<String> =
-            sqlx::query_scalar(FIRST).bind(name).fetch_optional(&self.0.pool).await?;
-        placed.map_or(Ok(()), |tenant| Err(not_of_tenants(name, &tenant, shown)))
+        check_is_first(&mut *self.0.pool.acquire().await?, name, shown).await
     }
 }
 
@@ -200,6 +192,17 @@ pub(super) async fn keep_id(
 async fn known_id(pool: &PgPool, name: &str) -> Result<Option<Uuid>, InboxError> {
     const ID: &str = "SELECT database_id FROM oncebox.named_database WHERE name = $1";
     Ok(sqlx::query_scalar(ID).bind(name).fetch_optional(pool).await?)
+}
+
+async fn check_is_first(
+    connection: &mut PgConnection,
+    name: &str,
+    shown: &str,
+) -> Result<(), InboxError> {
+    const FIRST: &str = "SELECT name FROM oncebox.tenant WHERE database = $1 LIMIT 1";
+    let placed: Option<String> =
+        sqlx::query_scalar(FIRST).bind(name).fetch_optional(connection).await?;
+    placed.map_or(Ok(()), |tenant| Err(not_of_tenants(name, &tenant, shown)))
 }
 
 fn not_of_tenants(name: &str, tenant: &str, shown: &str) -> InboxError {
