@@ -1120,6 +1120,11 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
+    /// Let hosts start its consumer again, where some of them were killed while they started it.
+    pub async fn release_quarantined(&self) -> Result<bool> {
+        Ok(self.control.consumers().release(&self.tenant.name, CONSUMER).await?)
+    }
+
     /// Publish payments.
     pub async fn send(&self, first: usize, messages: usize) -> Result<()> {
         let load = Load::of((0..messages).map(|_| Work::Pay)).named(&format!("n{first}"));

@@ -138,23 +138,24 @@ impl InboxFixture {
     /// A tenant with its table of effects and whatever else `schema_sql` makes.
     pub async fn tenant(&self, name: &str, schema_sql: &str) -> Tenant {
         let tenant = self.control.tenants().create(name).await.expect("a tenant");
+        self.make_tables(&tenant, schema_sql).await;
+        tenant
+    }
+
+    /// The table of effects, and others, for a tenant that has none.
+    pub async fn make_tables(&self, tenant: &Tenant, schema_sql: &str) {
         self.control
             .tenant_databases()
-            .apply_migration(&tenant, "tables", &format!("{EFFECT} {schema_sql}"))
+            .apply_migration(tenant, "tables", &format!("{EFFECT} {schema_sql}"))
             .await
             .expect("the tenant's schema");
-        tenant
     }
 
     /// A tenant with the same table in a database of its own.
     pub async fn tenant_at(&self, name: &str, database: &TestDatabase, schema_sql: &str) -> Tenant {
         let url = DatabaseUrl::parse(database.url()).expect("a URL");
         let tenant = self.control.tenants().create_dedicated(name, &url).await.expect("a tenant");
-        self.control
-            .tenant_databases()
-            .apply_migration(&tenant, "tables", &format!("{EFFECT} {schema_sql}"))
-            .await
-            .expect("the tenant's schema");
+        self.make_tables(&tenant, schema_sql).await;
         tenant
     }
 

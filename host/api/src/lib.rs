@@ -44,6 +44,7 @@ mod shared_answers;
 mod storage;
 mod stores;
 mod tenant_changes;
+mod tenant_moves;
 mod tenants;
 mod tokens;
 mod unmask;

@@ -18,7 +18,8 @@ use crate::{
     Api, archive, audit, auth::ROLE_KEY, changes, consumer_changes, consumers, databases,
     deployments, doctor, edit, endpoints, erase, error::ProblemDetails, export, handlers, horizon,
     hosts, inbox, jobs, lag, migrations, outgoing, readiness, replays, retention, seek, shadows,
-    storage, stores, tenant_changes, tenants, tokens, unmask, verifications, versions, whoami,
+    storage, stores, tenant_changes, tenant_moves, tenants, tokens, unmask, verifications,
+    versions, whoami,
 };
 
 /// Returns the routes and their document. A route that is missing here does not exist.
@@ -32,6 +33,7 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(tenant_changes::resume))
         .routes(routes!(tenant_changes::limit))
         .routes(routes!(tenant_changes::rotate))
+        .routes(routes!(tenant_moves::show, tenant_moves::begin, tenant_moves::cancel))
         .routes(routes!(migrations::list, migrations::apply))
         .routes(routes!(stores::list))
         .routes(routes!(stores::set, stores::delete))

@@ -57,6 +57,7 @@ pub use crate::{
     },
     stores::{NewStore, StoreBody},
     tenant_changes::{Nothing, TenantDeletion, TenantLimitsBody, TenantRemovalBody},
+    tenant_moves::{NewTenantMove, TenantMoveBody},
     tenants::{NewTenant, TenantBody},
     tokens::{NewTokenBody, Role, TokenBody, TokenCreated},
     unmask::NewUnmasking,

@@ -2,6 +2,7 @@
 
 mod delete;
 mod limits;
+mod moves;
 mod schema;
 mod store;
 
@@ -65,6 +66,8 @@ pub(super) enum TenantCommand {
         /// The tenant
         tenant: String,
     },
+    /// Move a tenant to another database of the hosts' configuration; again, to see how far it is
+    Move(moves::MoveArgs),
     /// Delete a tenant with its tables and messages, for good; again, to go on or see how far it is
     Delete(delete::DeleteArgs),
 }
@@ -117,6 +120,7 @@ pub(super) async fn run(api: &Api, command: TenantCommand, json: bool) -> Result
                 ),
             )
         }
+        TenantCommand::Move(args) => moves::run(api, args, json).await,
         TenantCommand::Delete(args) => delete::run(api, args, json).await,
     }
 }

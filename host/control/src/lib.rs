@@ -70,6 +70,7 @@ pub use database::{
     migration::Migration,
     migration_bounds::MigrationBounds,
     plan::{LockTime, MigrationPlan, PlannedLock, PlannedMigration},
+    postgres_programs,
     rights::{RightsStatement, rights, rights_script},
     schema,
     statements::check_schema,
@@ -151,6 +152,11 @@ pub use stores::{
     settings::{FetchLimits, StoreSettings, Stores},
 };
 pub use tenants::{
-    Tenant, credentials::Credentials, delete::TenantRemoval, keys::MasterKey, rotation::KeyRotation,
+    Tenant,
+    credentials::Credentials,
+    delete::TenantRemoval,
+    keys::MasterKey,
+    moves::{MoveStep, TenantMove, rows::moved_tables},
+    rotation::KeyRotation,
 };
 pub use tokens::{NewToken, Shown, Token, TokenRole, TokenSecret};

@@ -1,7 +1,8 @@
 -- Returns the caller's consumer, where its session and its secret belong to that consumer's tenant.
 -- While a tenant's credentials are rotated, the secret before counts too. Nothing of a consumer
 -- that is being deleted is claimed, leased or completed any more: the database denies it to a host
--- that cannot be reached when that host comes back.
+-- that cannot be reached when that host comes back. So it is with a tenant whose inbox is in another
+-- database now.
 --
 -- Called by the host's functions alone, which have set the search path.
 CREATE OR REPLACE FUNCTION oncebox.authorize(
@@ -16,6 +17,7 @@ BEGIN
     JOIN oncebox.tenant t USING (tenant_id)
     JOIN oncebox.retention_class r USING (retention_class)
     WHERE c.consumer_id = p_consumer AND c.state <> 'deleting' AND t.login = session_user
+      AND t.database_url IS NULL
       AND (t.secret_hash = sha256(p_secret)
         OR (t.secret_hash_before = sha256(p_secret) AND t.secret_before_until > now()));
     IF NOT FOUND THEN

@@ -11,6 +11,8 @@
 --   p_owner          name of the host in the rows
 --   p_lanes          false: lanes are ignored. For the test suite alone
 --
+-- A tenant that is being moved to another database has nothing leased here.
+--
 -- Order. A message is leased only while no earlier one of its lane is open, so that one message of
 -- a lane is under way at a time, over all hosts. A message that is a head stays one: what is
 -- settled never opens again. What moves before it later is a redrive of a parked message, or an
@@ -47,6 +49,9 @@ DECLARE
     v_looked int := 0;
     v_has_wrapped boolean := false;
 BEGIN
+    IF NOT oncebox.is_here(p_tenant) THEN
+        RETURN;
+    END IF;
     LOOP
         WITH due AS MATERIALIZED (
             SELECT w.* FROM unnest(p_consumers) AS c(id) CROSS JOIN LATERAL (

@@ -7,7 +7,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     INSERT INTO oncebox.tenant_migration (tenant_id, name, digest, applied_by)
     SELECT t.tenant_id, p_name, p_digest, p_actor FROM oncebox.tenant t
-    WHERE t.owner_login = session_user
+    WHERE t.owner_login = session_user AND t.database_url IS NULL
       AND (t.secret_hash = sha256(p_secret)
         OR (t.secret_hash_before = sha256(p_secret) AND t.secret_before_until > now()));
     IF NOT FOUND THEN

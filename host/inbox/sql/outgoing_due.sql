@@ -39,8 +39,10 @@ BEGIN
         ORDER BY o.consumer_id LIMIT 1;
         EXIT WHEN NOT FOUND;
         SELECT c.tenant_id INTO v_tenant FROM oncebox.consumer c
-        WHERE c.consumer_id = v_consumer;
-        -- A consumer that is gone takes its messages along.
+        JOIN oncebox.tenant t USING (tenant_id)
+        WHERE c.consumer_id = v_consumer AND t.secret_hash <> '' AND t.database_url IS NULL;
+        -- A consumer that is gone takes its messages along. One whose tenant moves has them sent
+        -- from the other database.
         CONTINUE WHEN NOT FOUND;
 
         consumer := v_consumer;

@@ -25,7 +25,7 @@ use crate::{
     reconcile::Supervisor,
     retention, startup, storage,
     telemetry::push,
-    tenants::deletion,
+    tenants::{deletion, moves},
 };
 
 /// Longest time that open requests of the API may take at the end.
@@ -155,6 +155,7 @@ fn background(config: &Config, host: &HostContext) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     tasks.spawn(deletion::carry_on(host.control.clone()));
     let control = host.control.acting_as(host.owner.clone());
+    tasks.spawn(moves::carry_on(control.clone()));
     tasks.spawn(retention::keep(control, config.retention.clone()));
     tasks.spawn(storage::keep(host.control.clone(), config.storage.clone()));
     tasks

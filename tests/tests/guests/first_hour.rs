@@ -656,7 +656,7 @@ async fn dev_says_what_it_does_not_do_and_what_it_prints_works() {
         log.lines().find(|line| line.contains("kcat -P")).unwrap_or_default().to_owned()
     };
     let dev = project.dev("oncebox dev order.placed=a.wasm --schema schema.sql").await;
-    project.until_dev_log_has("metrics   http://").await;
+    project.until_dev_log_has(" -t events ").await;
     let log = project.dev_log();
     assert!(
         !log.contains(":9464") && !log.contains(":9465"),
@@ -709,7 +709,7 @@ async fn dev_says_what_it_does_not_do_and_what_it_prints_works() {
     let dev = project
         .dev("oncebox dev order.placed=a.wasm --schema schema.sql --schema more.sql --topic others")
         .await;
-    project.until_dev_log_has("metrics   http://").await;
+    project.until_dev_log_has(" -t others ").await;
     let log = project.dev_log();
     assert!(log.contains(changed) && log.contains("applied   more.sql"), "{log}");
     assert!(

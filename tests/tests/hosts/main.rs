@@ -29,5 +29,6 @@ mod rights;
 mod sagas;
 mod schema_registry;
 mod storage;
+mod tenant_moves;
 mod traces;
 mod upgrade;

@@ -33,4 +33,5 @@ mod sql_values;
 mod storage;
 mod tenant_isolation;
 mod tenant_locks;
+mod tenant_moves;
 mod tenants;

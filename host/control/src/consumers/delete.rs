@@ -4,7 +4,7 @@
 
 use oncebox_model::{error::InboxError, hooks};
 use serde_json::{Value, json};
-use sqlx::{PgPool, Postgres};
+use sqlx::{PgConnection, Postgres};
 
 use crate::{
     audit::Subject,
@@ -14,6 +14,7 @@ use crate::{
     },
     control::Control,
     handles::Reconciliation,
+    tenants::moves::is_here,
 };
 
 /// Inbox rows that are removed in one transaction.
@@ -21,7 +22,7 @@ const BATCH: i64 = 5_000;
 
 /// The progress of a consumer's removal.
 pub enum DeletionStep {
-    /// None: the consumer is gone, or another host removes it.
+    /// None: the consumer is gone, another host removes it, or its tenant is being moved.
     None,
     /// Waiting for these hosts, which still run the consumer.
     Waits(Vec<String>),
@@ -58,12 +59,18 @@ impl Reconciliation<'_> {
         else {
             return Ok(DeletionStep::None);
         };
+        // What is left of it in another database is found by its key.
+        if self.is_moving(consumer_id).await? {
+            return Ok(DeletionStep::None);
+        }
         let late = late_hosts(&mut tx, consumer_id, revision, true).await?;
         if !late.is_empty() {
             tx.rollback().await?;
             return Ok(DeletionStep::Waits(late));
         }
-        let removed = self.remove_some(&desired.tenant, consumer_id).await?;
+        let Some(removed) = self.remove_some(&desired.tenant, consumer_id).await? else {
+            return Ok(DeletionStep::None);
+        };
         if removed > 0 {
             hooks::point("consumer:delete:batch");
             tx.rollback().await?; // it was begun for its lock
@@ -75,53 +82,70 @@ impl Reconciliation<'_> {
         Ok(DeletionStep::Last(Box::new(LastOfConsumer { consumer, control: self.0.clone(), tx })))
     }
 
+    /// Returns whether the consumer's tenant stands still for a move, or something of it is left in
+    /// another database.
+    async fn is_moving(&self, consumer_id: i32) -> Result<bool, InboxError> {
+        const MOVES: &str = "SELECT EXISTS (SELECT FROM oncebox.tenant_move m JOIN \
+            oncebox.consumer c USING (tenant_id) WHERE c.consumer_id = $1 AND m.step <> 'preparing')";
+        Ok(sqlx::query_scalar(MOVES).bind(consumer_id).fetch_one(&self.0.pool).await?)
+    }
+
     /// Removes a batch of the consumer's messages, then of those that its handlers sent, and after
     /// the last batch what is stored beside them. The consumer's state denies claims and
-    /// completions, so no rows are added.
-    async fn remove_some(&self, tenant: &str, consumer_id: i32) -> Result<u64, InboxError> {
-        const REMOVE: &str = "DELETE FROM oncebox.inbox i USING (SELECT message_id, \
-            retention_class, bucket FROM oncebox.inbox \
-                WHERE consumer_id = $1 LIMIT $2) d \
-            WHERE i.consumer_id = $1 AND i.message_id = d.message_id AND i.retention_class = \
-            d.retention_class AND i.bucket = d.bucket";
+    /// completions, so no rows are added. Returns none while the tenant is being moved.
+    async fn remove_some(&self, tenant: &str, consumer_id: i32) -> Result<Option<u64>, InboxError> {
         let tenant = self.0.tenants().get(tenant).await?;
         // A tenant's own database must have the state before any row is removed there.
         self.0.tenant_databases().replicate(&tenant).await?;
         let database = self.0.tenant_databases().get(&tenant)?;
-        let removed = sqlx::query(REMOVE)
-            .bind(consumer_id)
-            .bind(BATCH)
-            .execute(&database.pool)
-            .await?
-            .rows_affected();
-        if removed > 0 {
-            return Ok(removed);
+        let mut tx = database.pool.begin().await?;
+        // A tenant in deletion is shut out as well, and its rows go.
+        if !tenant.state.is_deleting() && !is_here(&mut tx, consumer_id).await? {
+            return Ok(None);
         }
-        let removed = remove_outgoing(&database.pool, consumer_id).await?;
+        let mut removed = remove_messages(&mut tx, consumer_id).await?;
         if removed == 0 {
-            remove_beside_messages(&database.pool, consumer_id).await?;
+            removed = remove_outgoing(&mut tx, consumer_id).await?;
         }
-        Ok(removed)
+        if removed == 0 {
+            remove_beside_messages(&mut tx, consumer_id).await?;
+        }
+        tx.commit().await?;
+        Ok(Some(removed))
     }
+}
+
+/// Removes a batch of a consumer's messages. Returns how many.
+pub(crate) async fn remove_messages(
+    connection: &mut PgConnection,
+    consumer_id: i32,
+) -> Result<u64, InboxError> {
+    const REMOVE: &str = "DELETE FROM oncebox.inbox i USING (SELECT message_id, \
+        retention_class, bucket FROM oncebox.inbox \
+            WHERE consumer_id = $1 LIMIT $2) d \
+        WHERE i.consumer_id = $1 AND i.message_id = d.message_id AND i.retention_class = \
+        d.retention_class AND i.bucket = d.bucket";
+    let removed = sqlx::query(REMOVE).bind(consumer_id).bind(BATCH).execute(connection).await?;
+    Ok(removed.rows_affected())
 }
 
 /// Removes a batch of the messages that a consumer's handlers sent, whether they were sent or not.
 /// Returns how many.
 pub(crate) async fn remove_outgoing(
-    database: &PgPool,
+    connection: &mut PgConnection,
     consumer_id: i32,
 ) -> Result<u64, InboxError> {
     const REMOVE: &str = "DELETE FROM oncebox.outgoing o USING (SELECT message_id, ordinal, bucket \
         FROM oncebox.outgoing WHERE consumer_id = $1 LIMIT $2) d \
         WHERE o.consumer_id = $1 AND o.message_id = d.message_id AND o.ordinal = d.ordinal AND \
         o.bucket = d.bucket";
-    let removed = sqlx::query(REMOVE).bind(consumer_id).bind(BATCH).execute(database).await?;
+    let removed = sqlx::query(REMOVE).bind(consumer_id).bind(BATCH).execute(connection).await?;
     Ok(removed.rows_affected())
 }
 
 /// Removes what is stored beside a consumer's messages, once the messages are gone.
 pub(crate) async fn remove_beside_messages(
-    database: &PgPool,
+    connection: &mut PgConnection,
     consumer_id: i32,
 ) -> Result<(), InboxError> {
     const REMOVE: [&str; 8] = [
@@ -135,7 +159,7 @@ pub(crate) async fn remove_beside_messages(
         "DELETE FROM oncebox.job WHERE consumer_id = $1",
     ];
     for statement in REMOVE {
-        sqlx::query(statement).bind(consumer_id).execute(database).await?;
+        sqlx::query(statement).bind(consumer_id).execute(&mut *connection).await?;
     }
     Ok(())
 }

@@ -85,7 +85,8 @@ static TEXTS: &[&str] = texts![
     "erase_outgoing",
     "erase",
     "migration_applied",
-    // Questions about a row.
+    // Questions about a tenant and about a row.
+    "is_here",
     "bucket_at",
     "changed_since",
     "has_lost_record",

@@ -42,12 +42,14 @@ pub(crate) enum HostLock {
     TenantMigration(i32),
     /// A write of this tenant's replica, in the tenant's own database.
     Replica(i32),
-    /// Removal of this tenant.
+    /// Removal of this tenant, or its move to another database.
     Removal(i32),
     /// Removal of inbox partitions that are past their retention.
     Retention,
     /// Erasure in this tenant's files of the archive.
     ArchiveErasure(i32),
+    /// The copy of this tenant to another database, against changes of its rows (`oncebox.is_here`).
+    Copy(i32),
 }
 
 /// Factor of the tenant in the second number. The remainder is the kind of lock.
@@ -67,6 +69,7 @@ impl HostLock {
             Self::Removal(tenant_id) => (7, tenant_id),
             Self::Retention => (8, 0),
             Self::ArchiveErasure(tenant_id) => (9, tenant_id),
+            Self::Copy(tenant_id) => (10, tenant_id),
         };
         tenant_id.wrapping_mul(KINDS).wrapping_add(kind)
     }
@@ -80,9 +83,10 @@ impl HostLock {
             Self::Partitions => "make partitions of the inbox",
             Self::TenantMigration(_) => "apply a migration of the tenant",
             Self::Replica(_) => "write to the tenant's own database",
-            Self::Removal(_) => "take the tenant away",
+            Self::Removal(_) => "move the tenant or take it away",
             Self::Retention => "remove partitions of the inbox",
             Self::ArchiveErasure(_) => "erase in the tenant's archive",
+            Self::Copy(_) => "change messages of the tenant",
         }
     }
 
@@ -209,7 +213,7 @@ mod tests {
     #[test]
     fn each_lock_has_a_number_of_its_own() {
         let of_tenants = (1..1_000)
-            .flat_map(|tenant_id| [HostLock::Replica(tenant_id), HostLock::Removal(tenant_id)]);
+            .flat_map(|id| [HostLock::Replica(id), HostLock::Removal(id), HostLock::Copy(id)]);
         let alone = [HostLock::Migrate, HostLock::Grants, HostLock::Groups, HostLock::Partitions];
         let locks: Vec<_> = of_tenants
             .chain(alone)

@@ -1,6 +1,6 @@
 -- The leaf partitions that the present and the next $1 buckets still lack, of the retention classes that a consumer has
 -- and of the classes $2, and of outgoing messages, whose buckets are days, where there is a consumer.
-SELECT p.parent, p.name, p.from_at::text, p.to_at::text
+SELECT p.parent, p.name, p.from_at, p.to_at
 FROM (
     SELECT 'inbox_' || r.name AS parent,
            'inbox_' || r.name || to_char(b.from_at AT TIME ZONE 'UTC', '_YYYYMMDDHH24MISS') AS name,

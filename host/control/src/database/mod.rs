@@ -2,6 +2,8 @@
 
 // Connections of the host's own login to a database.
 pub(crate) mod reach;
+// The programs of PostgreSQL on this machine.
+pub mod postgres_programs;
 // The host's own advisory locks, a closed list.
 pub(crate) mod locks;
 // The host's own schema.

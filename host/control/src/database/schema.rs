@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use oncebox_model::{
     connect::connect,
     error::{InboxError, plain},
@@ -353,6 +354,19 @@ pub(crate) const OUTGOING: &str = "outgoing";
 /// Query for the partitions of those buckets that are missing.
 pub(crate) const MISSING_PARTITIONS: &str = include_str!("missing_partitions.sql");
 
+/// A time partition that a database lacks.
+#[derive(Debug, Clone, sqlx::FromRow)]
+pub(crate) struct MissingPartition {
+    /// Name of the table on which it hangs.
+    pub(crate) parent: String,
+    /// Name of its own table.
+    pub(crate) name: String,
+    /// Begin of its time.
+    pub(crate) from_at: DateTime<Utc>,
+    /// End of its time, exclusive.
+    pub(crate) to_at: DateTime<Utc>,
+}
+
 /// Makes the inbox's partitions of the present and the next buckets, for each retention class that
 /// a consumer has, and those of outgoing messages, of today and the next days, where there is a
 /// consumer. Returns the number of partitions that were missing.
@@ -372,12 +386,24 @@ pub async fn ensure_partitions(pool: &PgPool) -> Result<usize, InboxError> {
 /// # Errors
 /// As [`ensure_partitions`].
 pub async fn ensure_partitions_for(pool: &PgPool, classes: &[i16]) -> Result<usize, InboxError> {
-    let missing: Vec<(String, String, String, String)> = sqlx::query_as(MISSING_PARTITIONS)
+    let missing: Vec<MissingPartition> = sqlx::query_as(MISSING_PARTITIONS)
         .bind(BUCKETS_AHEAD)
         .bind(classes)
         .fetch_all(pool)
         .await?;
-    for (parent, name, from, to) in &missing {
+    make_partitions(pool, &missing).await?;
+    Ok(missing.len())
+}
+
+/// Makes time partitions.
+///
+/// # Errors
+/// As [`ensure_partitions`].
+pub(crate) async fn make_partitions(
+    pool: &PgPool,
+    missing: &[MissingPartition],
+) -> Result<(), InboxError> {
+    for MissingPartition { parent, name, from_at, to_at } in missing {
         // ATTACH takes a lock that claims do not wait for; CREATE … PARTITION OF would block them.
         let sql = format!(
             "SET LOCAL lock_timeout = '5s'; CREATE TABLE IF NOT EXISTS oncebox.{name} (LIKE \
@@ -387,6 +413,8 @@ pub async fn ensure_partitions_for(pool: &PgPool, classes: &[i16]) -> Result<usi
              ALTER TABLE oncebox.{name} OWNER TO {owner}; \
              ALTER TABLE oncebox.{parent} ATTACH PARTITION oncebox.{name} FOR VALUES FROM \
              ('{from}') TO ('{to}'); END IF; END $$",
+            from = from_at.to_rfc3339(),
+            to = to_at.to_rfc3339(),
             root = if parent == OUTGOING { OUTGOING } else { "inbox" },
             owner = owner_of_inbox(pool).await?,
         );
@@ -397,7 +425,7 @@ pub async fn ensure_partitions_for(pool: &PgPool, classes: &[i16]) -> Result<usi
         tx.commit().await?;
         connection.close().await?;
     }
-    Ok(missing.len())
+    Ok(())
 }
 
 async fn owner_of_inbox(pool: &PgPool) -> Result<String, InboxError> {

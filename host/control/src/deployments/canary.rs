@@ -12,6 +12,7 @@ use crate::{
         select,
     },
     handles::Deployments,
+    tenants::moves::check_is_here,
 };
 
 /// Counts of a deployment's runs that ended since the last report.
@@ -204,6 +205,7 @@ impl Deployments<'_> {
             sqlx::query(MARK).bind(withdrawn.deployment_id).execute(connection).await?;
             return Ok(None);
         }
+        check_is_here(connection, consumer.consumer_id).await?;
         let keeps_payloads = consumer.policy()?.payload != PayloadPolicy::None;
         redrive(connection, consumer.consumer_id, withdrawn, keeps_payloads).await.map(Some)
     }

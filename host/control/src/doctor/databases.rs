@@ -33,6 +33,33 @@ impl Doctor<'_> {
         faults
     }
 
+    /// Finds moves of tenants whose last try failed.
+    pub(super) async fn moves_go_on(&self) -> Vec<Finding> {
+        const FAILED: &str = "SELECT t.name, m.step IN ('stopping', 'copying'), \
+                format('to `%s` (step `%s`) failed at its last try: %s', m.to_database, m.step, \
+                m.error) \
+            FROM oncebox.tenant_move m JOIN oncebox.tenant t USING (tenant_id) \
+            WHERE m.error IS NOT NULL ORDER BY t.name";
+        let failed: Vec<(String, bool, String)> =
+            match sqlx::query_as(FAILED).fetch_all(&self.0.pool).await {
+                Ok(failed) => failed,
+                Err(error) => {
+                    let found = format!("the database does not tell: {error}");
+                    return vec![self.of_databases(Severity::Unknown, found)];
+                }
+            };
+        let finding = |(tenant, stands_still, found): (String, bool, String)| {
+            let severity = if stands_still { Severity::Error } else { Severity::Warning };
+            let effect = if stands_still { "its messages wait" } else { "its messages run" };
+            self.of_databases(severity, format!("the move of tenant `{tenant}` {found}; {effect}"))
+                .advise(format!(
+                    "hosts try again; `oncebox tenant move {tenant}` shows it, and `--cancel` lets \
+                        the tenant stay"
+                ))
+        };
+        failed.into_iter().map(finding).collect()
+    }
+
     fn fault(&self, name: &str, error: &InboxError) -> Finding {
         let advice = match error {
             InboxError::NotFound(_) => {

@@ -158,6 +158,7 @@ impl<'a> Doctor<'a> {
             findings.extend(look.all().await);
         }
         findings.extend(self.databases_are_themselves().await);
+        findings.extend(self.moves_go_on().await);
         findings.extend(self.topics_are_apart().await);
         findings.extend(self.archive_is_there().await);
         findings.extend(self.stores_are_open().await);

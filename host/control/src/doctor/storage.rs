@@ -105,8 +105,8 @@ impl Look<'_> {
     pub(super) async fn partitions_are_made_ahead(&self) -> Vec<Finding> {
         // An existing table that is no partition is a leftover, which is attached instead.
         let query = format!(
-            "SELECT m.* FROM ({MISSING_PARTITIONS}) m WHERE to_regclass('oncebox.' || m.name) IS \
-                NULL"
+            "SELECT m.parent, m.name, m.from_at::text, m.to_at::text FROM ({MISSING_PARTITIONS}) m \
+                WHERE to_regclass('oncebox.' || m.name) IS NULL"
         );
         let missing: Result<Vec<(String, String, String, String)>, _> =
             sqlx::query_as(AssertSqlSafe(query))

@@ -32,7 +32,10 @@ use tokio::time::{Instant, sleep};
 
 use self::inbox::{ErasedConsumer, ErasureStep, InboxErasure};
 use crate::{
-    audit::Subject, database::tenant_database::TenantDatabase, handles::Erasures, tenants::Tenant,
+    audit::Subject,
+    database::tenant_database::TenantDatabase,
+    handles::Erasures,
+    tenants::{Tenant, moves::check_may_begin},
 };
 
 pub use proof::{ErasedCount, ErasureProof};
@@ -233,6 +236,7 @@ impl Erasures<'_> {
             tx.commit().await?;
         }
         let mut tx = database.pool.begin().await?;
+        check_may_begin(&self.0.pool, &mut tx, tenant.tenant_id).await?;
         if !database.is_dedicated {
             audit.record(&mut tx, "erase.begin", scope.audit_subject(), details).await?;
         }

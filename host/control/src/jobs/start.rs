@@ -13,6 +13,7 @@ use crate::{
     messages::bulk::{Action, Selection, refuse_erased},
     outgoing::act,
     replays::plan::in_time,
+    tenants::moves::check_may_begin,
 };
 
 /// Longest count of an estimate.
@@ -68,6 +69,7 @@ impl Jobs<'_> {
         let target = self.checked(tenant, new).await?;
         let estimate = self.counted(&target, new).await?;
         let mut tx = target.database.pool.begin().await?;
+        check_may_begin(&self.0.pool, &mut tx, target.tenant_id).await?;
         refuse_too_many(&mut tx, &target).await?;
         forget_old(&mut tx, &target).await?;
         let job_id = self.insert(&mut tx, &target, new, estimate).await?;

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use oncebox_model::{MessageStatus, error::InboxError};
 use sqlx::{Executor, PgConnection, PgPool, Postgres, QueryBuilder};
 
-use crate::{consumers::Consumer, messages::filter::Filter};
+use crate::{consumers::Consumer, messages::filter::Filter, tenants::moves::check_is_here};
 
 /// An action on messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -213,6 +213,7 @@ impl Selection<'_> {
         reason: &str,
     ) -> Result<i64, InboxError> {
         const ACT: &str = "SELECT oncebox.act_on_messages($1, $2, $3, $4, $5, $6, $7)";
+        check_is_here(connection, self.consumer_id).await?;
         let query = sqlx::query_scalar::<_, i32>(ACT)
             .bind(self.consumer_id)
             .bind(self.class)

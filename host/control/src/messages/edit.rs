@@ -13,6 +13,7 @@ use crate::{
     audit::Subject,
     handles::Messages,
     messages::{bulk::erased, list::InboxRow},
+    tenants::moves::check_is_here,
 };
 
 /// The new payload of a message, with the reason for it.
@@ -66,6 +67,7 @@ impl Messages<'_> {
         }
         let mut tx = database.pool.begin().await?;
         hooks::point("inbox:action:before");
+        check_is_here(&mut tx, consumer.consumer_id).await?;
         let query = sqlx::query_scalar(EDIT)
             .bind(consumer.consumer_id)
             .bind(policy.retention.class())

@@ -10,6 +10,7 @@ use oncebox_model::{error::InboxError, outgoing::OutgoingStatus};
 use sqlx::{Executor, PgConnection, Postgres, QueryBuilder};
 
 use super::filter::OutgoingFilter;
+use crate::tenants::moves::check_is_here;
 
 /// An action on outgoing messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,6 +132,7 @@ impl OutgoingSelection<'_> {
         connection: &mut PgConnection,
         messages: &[&OutgoingCandidate],
     ) -> Result<i64, InboxError> {
+        check_is_here(connection, self.consumer_id).await?;
         let ids: Vec<_> = messages.iter().map(|message| message.message_id.clone()).collect();
         let ordinals: Vec<_> = messages.iter().map(|message| message.ordinal).collect();
         let buckets: Vec<_> = messages.iter().map(|message| message.bucket).collect();

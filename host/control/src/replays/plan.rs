@@ -18,7 +18,7 @@ use super::{
     filter::ReplayFilter,
     token::{ReplayToken, generate_secret, hash_of},
 };
-use crate::handles::Replays;
+use crate::{handles::Replays, tenants::moves::check_is_here};
 
 /// Time for which a token starts its plan.
 const TOKEN_MINUTES: i64 = 15;
@@ -118,6 +118,7 @@ impl Replays<'_> {
         let (secret, expires_at) = (generate_secret(), now + TimeDelta::minutes(TOKEN_MINUTES));
         self.audit_before(&target, "replay.plan", &details).await?;
         let mut tx = target.database.pool.begin().await?;
+        check_is_here(&mut tx, target.consumer.consumer_id).await?;
         forget_plans(&mut tx, target.consumer.consumer_id).await?;
         const INSERT: &str = "INSERT INTO oncebox.replay (consumer_id, kind, emit, filter, \
                 until_at, policy_revision, generation, token_hash, expires_at, planned_by, found, \

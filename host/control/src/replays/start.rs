@@ -14,6 +14,7 @@ use super::{ReplayTarget, job::ReplayJob, token::ReplayToken};
 use crate::{
     consumers::state::{late_hosts, lock},
     handles::Replays,
+    tenants::moves::check_may_begin,
 };
 
 /// The second step of a replay: the token of its plan, and what the operator says.
@@ -110,6 +111,7 @@ impl Replays<'_> {
             FROM oncebox.replay WHERE replay_id = $1 AND consumer_id = $2 FOR UPDATE";
         const START: &str = "UPDATE oncebox.replay SET state = 'running', token_hash = NULL, \
             actor = $2, reason = $3, began_at = now() WHERE replay_id = $1";
+        check_may_begin(&self.0.pool, connection, target.consumer.tenant_id).await?;
         let query = sqlx::query_as(LOCK).bind(token.replay_id).bind(target.consumer.consumer_id);
         let plan: Option<PlanRow> = query.fetch_optional(&mut *connection).await?;
         let plan = plan.filter(|plan| plan.token_hash.as_ref() == Some(&token.hash()));

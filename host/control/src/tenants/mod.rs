@@ -2,8 +2,12 @@
 
 // Suspend and resume a tenant, and change its limits.
 pub(crate) mod suspend;
+// End a tenant's access to a database.
+pub(crate) mod shut_out;
 // Delete a tenant, in steps that may each be repeated.
 pub(crate) mod delete;
+// Move a tenant to another database, in such steps.
+pub(crate) mod moves;
 // The two roles of a tenant, and its schema.
 pub(crate) mod roles;
 // Passwords and secrets of a tenant's logins.

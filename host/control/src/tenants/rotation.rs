@@ -105,6 +105,7 @@ impl Tenants<'_> {
                 .transpose()?;
             let stores = self.0.tenant_stores();
             let is_new_for_stores = stores.seal_anew(&mut tx, &keys, new, tenant).await?;
+            reseal_move(&mut tx, &keys, new, tenant).await?;
             let endpoints = self.0.endpoints();
             let is_new_for_endpoints = endpoints.seal_anew(&mut tx, &keys, new, tenant).await?;
             if Some(&credentials) == tenant.credentials.as_ref()
@@ -136,6 +137,25 @@ impl Tenants<'_> {
         tx.commit().await?;
         Ok(rotation)
     }
+}
+
+/// Seals the address of the database that a tenant leaves, or has left and where something of it is
+/// still to be removed.
+async fn reseal_move(
+    connection: &mut PgConnection,
+    keys: &MasterKey,
+    new: &MasterKey,
+    tenant: &Tenant,
+) -> Result<(), InboxError> {
+    const READ: &str = "SELECT from_database_url FROM oncebox.tenant_move WHERE tenant_id = $1 AND \
+        from_database_url IS NOT NULL FOR UPDATE";
+    const KEEP: &str = "UPDATE oncebox.tenant_move SET from_database_url = $2 WHERE tenant_id = $1";
+    let sealed: Option<Vec<u8>> =
+        sqlx::query_scalar(READ).bind(tenant.tenant_id).fetch_optional(&mut *connection).await?;
+    let Some(sealed) = sealed else { return Ok(()) };
+    let sealed = anew(keys, new, DATABASE_URL, &tenant.login, &sealed)?;
+    sqlx::query(KEEP).bind(tenant.tenant_id).bind(sealed).execute(connection).await?;
+    Ok(())
 }
 
 fn sealed_anew(keys: &MasterKey, new: &MasterKey, tenant: &Tenant) -> Result<Vec<u8>, InboxError> {

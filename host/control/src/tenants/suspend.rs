@@ -6,7 +6,12 @@ use oncebox_sender::AllowedHosts;
 use serde_json::{Map, Value, json};
 use sqlx::PgConnection;
 
-use crate::{audit::Subject, deployments::deploy::CHANNEL, handles::Tenants, tenants::Tenant};
+use crate::{
+    audit::Subject,
+    deployments::deploy::CHANNEL,
+    handles::Tenants,
+    tenants::{Tenant, moves::refuse_moving},
+};
 
 impl Tenants<'_> {
     /// Suspends all consumers of a tenant: hosts finish the batches that they run and leave its
@@ -97,8 +102,22 @@ impl Tenants<'_> {
     }
 
     /// Reads and locks a tenant's row against other changes. Refuses a tenant that is being
-    /// deleted.
+    /// deleted, or that stands still for a move.
     pub(crate) async fn lock(
+        &self,
+        connection: &mut PgConnection,
+        name: &str,
+    ) -> Result<Tenant, InboxError> {
+        let tenant = self.lock_row(connection, name).await?;
+        if tenant.state.is_deleting() {
+            return Err(being_deleted(name));
+        }
+        refuse_moving(connection, &tenant).await?;
+        Ok(tenant)
+    }
+
+    /// Reads and locks a tenant's row, in whatever state it is.
+    pub(super) async fn lock_row(
         &self,
         connection: &mut PgConnection,
         name: &str,
@@ -108,7 +127,6 @@ impl Tenants<'_> {
         let tenant: Option<Tenant> =
             sqlx::query_as(LOCK).bind(name).fetch_optional(connection).await?;
         match tenant {
-            Some(tenant) if tenant.state.is_deleting() => Err(being_deleted(name)),
             Some(tenant) => Ok(tenant),
             None => self.get(name).await,
         }

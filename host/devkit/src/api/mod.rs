@@ -92,6 +92,19 @@ impl Api {
         Ok(())
     }
 
+    /// Carries out the move of a tenant, as a host would, where this process is its own host. It
+    /// has none that does so beside it.
+    ///
+    /// # Errors
+    /// An error of one of the databases.
+    pub async fn carry_move(&self, tenant: &str) -> Result<()> {
+        let Self::Here(here) = self else { return Ok(()) };
+        let tenants = here.control.tenants();
+        let tenant = tenants.get(tenant).await?;
+        tenants.carry_move(&tenant).await?;
+        Ok(())
+    }
+
     /// Sends a GET request and returns the answer.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         self.json(Method::GET, path, Body::empty(), None).await

@@ -95,6 +95,24 @@ pub const REMOVAL_POINTS: &[&str] = &[
     "tenant:delete:roles",
 ];
 
+/// Every fail point of the move of a tenant to another database, in order.
+pub const MOVE_POINTS: &[&str] = &[
+    "tenant:move:prepared",
+    "tenant:move:stopped",
+    "tenant:move:shut_out",
+    "tenant:move:roles",
+    "tenant:move:tables",
+    "tenant:move:copy:before_commit",
+    "tenant:move:copied",
+    "tenant:move:switched",
+    "tenant:move:objects",
+    "tenant:move:schema",
+    "tenant:move:batch",
+    "tenant:move:rows",
+    "tenant:move:roles_gone",
+    "tenant:move:ended",
+];
+
 /// Every fail point of the removal of a time partition, in order.
 pub const RETENTION_POINTS: &[&str] = &[
     "retention:begin:after",
@@ -139,6 +157,7 @@ pub(super) fn is_known(name: &str) -> bool {
         SCHEMA_POINTS,
         TENANT_DATABASE_POINTS,
         REMOVAL_POINTS,
+        MOVE_POINTS,
         RETENTION_POINTS,
         ERASE_POINTS,
         ARCHIVE_ERASE_POINTS,

@@ -12,3 +12,5 @@ pub(crate) mod databases;
 pub(crate) mod replays;
 // Deletions that any host carries on.
 pub(crate) mod deletion;
+// Tenants that are being moved.
+pub(crate) mod moves;

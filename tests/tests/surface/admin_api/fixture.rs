@@ -20,7 +20,10 @@ use oncebox_api::{
     Api, Asking, AskingRedelivery, Brokers, Checked, Checking, Components, GroupPosition, Limits,
     Mode, Principal, ProblemBody, SeekTo, Unchecked, wire::Role,
 };
-use oncebox_control::{Control, FetchLimits, NewToken, NewVersion, StoreSettings, Stores};
+use oncebox_control::{
+    Control, DatabaseUrl, FetchLimits, NamedDatabase, NamedDatabases, NewToken, NewVersion,
+    StoreSettings, Stores,
+};
 use oncebox_model::policy::{BrokerRetention, Policy, Redelivery, TopicRetention, TopicSettings};
 use oncebox_runtime::{RuntimeConfig, WasmRuntime};
 use oncebox_sender::{AllowedHosts, Sender, SenderOptions};
@@ -153,6 +156,16 @@ fn sender() -> Arc<Sender> {
     Arc::new(Sender::new(options).expect("a sender"))
 }
 
+/// A database to which a tenant may move, where nobody listens.
+fn elsewhere() -> NamedDatabase {
+    NamedDatabase {
+        name: "db2".to_owned(),
+        url: DatabaseUrl::parse("postgres://oncebox:x@127.0.0.1:1/oncebox").expect("a URL"),
+        weight: 0,
+        connections_max: 4,
+    }
+}
+
 impl ApiFixture {
     pub async fn new(mode: Mode, limits: Limits) -> Self {
         let mut inbox = InboxFixture::new().await;
@@ -166,7 +179,12 @@ impl ApiFixture {
             stores,
             FetchLimits { stall: Duration::from_secs(1), ..FetchLimits::default() },
         );
-        inbox.control = inbox.control.clone().fetching_from(stores).sending_with(sender());
+        inbox.control = inbox
+            .control
+            .clone()
+            .fetching_from(stores)
+            .sending_with(sender())
+            .placing_in(NamedDatabases::new([elsewhere()]).expect("a database"));
         let mut consumer = None;
         for name in ["acme", "other"] {
             let tenant = inbox.tenant(name, "").await;

@@ -136,6 +136,9 @@ pub fn steps(fixture: &ApiFixture) -> Vec<Step> {
         post("/v1/tenants/{tenant}/suspend", json!({})),
         post("/v1/tenants/{tenant}/resume", json!({})),
         post("/v1/tenants/{tenant}/rotate-credentials", json!({})),
+        get("/v1/tenants/{tenant}/move"),
+        post("/v1/tenants/{tenant}/move", json!({ "to": "db2" })),
+        delete("/v1/tenants/{tenant}/move"),
         get("/v1/tenants/{tenant}/migrations"),
         post(
             "/v1/tenants/{tenant}/migrations",

@@ -109,6 +109,11 @@ impl Tenants<'_> {
 }
 
 impl TenantDatabases<'_> {
+    /// Returns what the row of a tenant in a named database has as its address, sealed.
+    pub(crate) fn sealed_name(&self, tenant: &Tenant) -> Vec<u8> {
+        self.0.key.seal(PURPOSE, &tenant.login, NAMED.as_bytes())
+    }
+
     /// Inserts the row of a tenant.
     async fn insert(&self, name: &str, place: &NewPlace<'_>) -> Result<Tenant, InboxError> {
         const INSERT: &str = "INSERT INTO oncebox.tenant (name, schema_name, login, owner_login, \

@@ -13,7 +13,7 @@ use crate::{handles::TenantDatabases, tenants::Tenant};
 
 /// The mark of a database.
 #[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
-pub(super) struct Mark {
+pub(crate) struct Mark {
     /// The installation that has the database.
     pub(super) installation_id: Uuid,
     /// Whether it has it for tenants.
@@ -59,7 +59,7 @@ impl Mark {
 impl TenantDatabases<'_> {
     /// Returns the mark that the database of a name, or one that tenants named, has to bear; none
     /// where no database of that name was taken yet.
-    pub(super) async fn expected_mark(
+    pub(crate) async fn expected_mark(
         &self,
         name: Option<&str>,
     ) -> Result<Option<Mark>, InboxError> {
@@ -172,7 +172,7 @@ impl TenantDatabases<'_> {
 
 /// Checks, in the transaction that inserts a tenant, that the database of a name is still the one
 /// that was taken, and keeps it so until the transaction ends.
-pub(super) async fn keep_id(
+pub(crate) async fn keep_id(
     connection: &mut PgConnection,
     name: &str,
     id: Uuid,

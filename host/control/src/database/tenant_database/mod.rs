@@ -20,7 +20,7 @@
 
 mod address;
 mod create;
-mod identity;
+pub(crate) mod identity;
 mod inbox_database;
 mod migrations;
 pub(crate) mod named;

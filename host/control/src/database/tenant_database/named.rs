@@ -31,9 +31,9 @@ pub struct NamedDatabase {
 pub struct NamedDatabases(BTreeMap<String, OpenNamed>);
 
 /// A named database, and its connections.
-pub(super) struct OpenNamed {
-    pub(super) named: NamedDatabase,
-    pub(super) database: TenantDatabase,
+pub(crate) struct OpenNamed {
+    pub(crate) named: NamedDatabase,
+    pub(crate) database: TenantDatabase,
 }
 
 impl NamedDatabases {
@@ -95,7 +95,7 @@ impl NamedDatabases {
     ///
     /// # Errors
     /// `NotFound` where the settings of this process do not name it.
-    pub(super) fn get(&self, name: &str) -> Result<&OpenNamed, InboxError> {
+    pub(crate) fn get(&self, name: &str) -> Result<&OpenNamed, InboxError> {
         self.0.get(name).ok_or_else(|| {
             InboxError::NotFound(format!(
                 "no database is named `{name}` in `[[databases]]` of this process; `oncebox \

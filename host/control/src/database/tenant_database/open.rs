@@ -35,6 +35,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// milliseconds. Also the longest wait for a lock there.
 const ABSENCE_MAX_MS: &str = "5000";
 
+/// The same for work on the rows of a whole tenant, and the longest wait for the end of a statement.
+const LONG_ABSENCE_MAX: &str = "5min";
+pub(crate) const LONGEST_ANSWER: Duration = Duration::from_secs(3_600);
+
 /// Longest statement of the host there, milliseconds: its caller may hold resources that others
 /// wait for.
 const STATEMENT_MAX_MS: &str = "60000";
@@ -153,6 +157,19 @@ impl TenantDatabase {
     /// loses its locks soon.
     pub(crate) async fn connect(&self) -> Result<WorkConnection, InboxError> {
         self.connect_in(self.turn().await).await
+    }
+
+    /// Opens such a connection for work whose statements take as long as a tenant is large, and
+    /// whose transactions wait for rows of another database.
+    pub(crate) async fn connect_for_long(&self) -> Result<WorkConnection, InboxError> {
+        let turn = self.turn().await;
+        let options = self.options.clone().answer_timeout(LONGEST_ANSWER).options([
+            ("lock_timeout", ABSENCE_MAX_MS),
+            ("idle_in_transaction_session_timeout", LONG_ABSENCE_MAX),
+        ]);
+        let connection =
+            answered_within(CONNECT_TIMEOUT, PgConnection::connect_with(&options)).await??;
+        Ok(WorkConnection { connection, _permit: turn.0 })
     }
 
     /// Opens such a connection in a turn.

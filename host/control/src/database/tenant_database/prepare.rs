@@ -89,7 +89,7 @@ impl TenantDatabases<'_> {
 
     /// Takes a database for tenants of this installation, under its name where it has one, unless
     /// that was done before. Returns its id where it has a name.
-    pub(super) async fn take(
+    pub(crate) async fn take(
         &self,
         database: &TenantDatabase,
         url: &DatabaseUrl,

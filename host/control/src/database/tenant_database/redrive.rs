@@ -8,7 +8,7 @@ use super::{TenantDatabase, replica};
 use crate::{
     deployments::{Deployment, canary, select},
     handles::TenantDatabases,
-    tenants::Tenant,
+    tenants::{Tenant, moves::is_here},
 };
 
 impl TenantDatabases<'_> {
@@ -46,6 +46,10 @@ impl TenantDatabases<'_> {
         let mut tx =
             connection.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await?;
         replica::lock(&mut tx, tenant.tenant_id).await?;
+        // While the tenant is being moved the mark stays, for the other database.
+        if !is_here(&mut tx, consumer_id).await? {
+            return Ok(());
+        }
         // Another process may have been faster, before the lock.
         let Some(withdrawn) = self.pending(deployment_id).await? else { return Ok(()) };
         let redriven = canary::redrive(

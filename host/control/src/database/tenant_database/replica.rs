@@ -129,6 +129,10 @@ impl TenantDatabases<'_> {
         lock(&mut tx, tenant.tenant_id).await?;
         // Another process deleted the tenant, and has already removed everything in this database.
         let Some(source) = self.source(tenant.tenant_id).await? else { return Ok(()) };
+        // It was moved to another one since the caller read its row, and what is left of it here goes.
+        if source.row.tenant.database != tenant.database {
+            return Ok(());
+        }
         let replica = Replica::look(&mut tx, &source.row.tenant).await?;
         // A tenant in deletion gets nothing back.
         if source.is_deleted() && replica.secret_hash.is_none() {
@@ -160,6 +164,28 @@ impl TenantDatabases<'_> {
             .await;
         }
         Ok(())
+    }
+
+    /// Writes the replica of a tenant into a database to which it is copied, in the transaction of
+    /// the copy. The tenant is shut out there, whatever its row says meanwhile.
+    pub(crate) async fn write_replica(
+        &self,
+        connection: &mut PgConnection,
+        tenant: &Tenant,
+    ) -> Result<(), InboxError> {
+        match self.source(tenant.tenant_id).await? {
+            Some(mut source) => {
+                source.row.secret_hash.clear();
+                (source.row.secret_hash_before, source.row.secret_before_until) = (None, None);
+                source.write(connection).await
+            }
+            None => self.0.tenants().get(&tenant.name).await.map(drop),
+        }
+    }
+
+    /// Returns the retention classes of a tenant's consumers.
+    pub(crate) async fn classes_of(&self, tenant_id: i32) -> Result<Vec<i16>, InboxError> {
+        Ok(self.source(tenant_id).await?.map(|source| source.classes()).unwrap_or_default())
     }
 
     async fn source(&self, tenant_id: i32) -> Result<Option<ReplicaSource>, InboxError> {

@@ -12,35 +12,32 @@
 //! | consumers, deployments, versions, components of no other tenant, tokens | messages need them |
 //! | roles, then the row | both name what is to be dropped |
 
-mod objects;
+pub(super) mod objects;
 mod rows;
 
 use std::time::Duration;
 
 use oncebox_model::{error::InboxError, hooks, status::TenantState};
 use serde_json::json;
-use sqlx::{Connection, Executor, PgConnection, PgPool};
+use sqlx::{Connection, Executor, PgPool};
 use tokio::time::{Instant, sleep};
 
 use crate::{
     audit::Subject,
-    database::{
-        locks::{self, HostLock},
-        tenant_database::replica,
-    },
+    database::locks::{self, HostLock},
     handles::Tenants,
-    tenants::{Tenant, lock_grants, suspend::set_state},
+    tenants::{
+        Tenant, lock_grants,
+        moves::refuse_unfinished,
+        shut_out::{end_sessions, forget_secret, logins, shut_out},
+        suspend::set_state,
+    },
 };
 
-/// Longest wait for live hosts to stop the tenant's consumers: longer than a host may take to
-/// drain.
-const HOSTS_MAX: Duration = Duration::from_secs(60);
 /// Longest wait for the deletion of the Kafka groups of its consumers.
 const GROUPS_MAX: Duration = Duration::from_secs(30);
 /// Interval between two checks.
 const LOOK: Duration = Duration::from_millis(200);
-/// Checks for sessions that were ended, before the removal gives up.
-const ENDINGS_MAX: usize = 100;
 
 /// The progress of a tenant's deletion.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
@@ -102,12 +99,21 @@ impl Tenants<'_> {
         // The lock has its own connection and ends with it, also when this future is dropped half
         // way.
         let mut turn = self.0.pool.acquire().await?.detach();
-        let is_ours =
-            locks::try_for_session(&mut turn, HostLock::Removal(tenant.tenant_id)).await?;
+        let lock = HostLock::Removal(tenant.tenant_id);
+        let is_ours = locks::try_for_session(&mut turn, lock).await?;
         let stands = is_ours
             && sqlx::query_scalar(STANDS).bind(tenant.tenant_id).fetch_one(&mut turn).await?;
-        let removed =
-            if stands { self.remove_everything(tenant).await.map(|()| true) } else { Ok(false) };
+        let removed = match stands {
+            true => match refuse_unfinished(&mut turn, tenant).await {
+                Ok(()) => self.remove_everything(tenant).await.map(|()| true),
+                Err(unfinished) => Err(unfinished),
+            },
+            false => Ok(false),
+        };
+        if is_ours {
+            // The server ends the session some time after the close.
+            let _ = locks::release_for_session(&mut turn, lock).await;
+        }
         let _ = turn.close().await; // the lock ends either way
         removed
     }
@@ -121,9 +127,12 @@ impl Tenants<'_> {
         // The host's database, which is the source, comes first: a tenant's own database is made to
         // match it.
         forget_secret(&mut *self.0.pool.acquire().await?, tenant).await?;
-        shut_out(&database.pool, tenant).await?;
+        let mut tx = database.pool.begin().await?;
+        shut_out(&mut tx, tenant).await?;
+        tx.commit().await?;
+        end_sessions(&database.pool, tenant).await?;
         hooks::point("tenant:delete:shut_out");
-        objects::drop_all(&database.pool, &tenant.schema_name).await?;
+        objects::drop_all(&database.pool, &tenant.schema_name, None).await?;
         hooks::point("tenant:delete:schema");
         self.remove_messages(&database.pool, tenant).await?;
         hooks::point("tenant:delete:messages");
@@ -148,25 +157,6 @@ impl Tenants<'_> {
             "the database of tenant `{}` at {shown} is another one now",
             tenant.name
         )))
-    }
-
-    /// Waits until live hosts have stopped the tenant's consumers, for [`HOSTS_MAX`] at most. A
-    /// host that is late is shut out as well: its batch is rolled back, as if its connection had
-    /// broken.
-    async fn hosts_let_go(&self, tenant: &Tenant) -> Result<(), InboxError> {
-        let deadline = Instant::now() + HOSTS_MAX;
-        loop {
-            let late = self.late_hosts_of(tenant).await?;
-            if late.is_empty() {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                tracing::warn!(tenant = tenant.name, hosts = ?late, "hosts did not let go of a \
-                    tenant in time; they are shut out");
-                return Ok(());
-            }
-            sleep(LOOK).await;
-        }
     }
 
     /// Marks the tenant's consumers as `deleting`, and waits until live hosts have deleted them
@@ -197,18 +187,6 @@ impl Tenants<'_> {
         }
     }
 
-    /// Lists live hosts that have not reported the tenant's consumers as stopped.
-    async fn late_hosts_of(&self, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
-        const LATE: &str = "SELECT DISTINCT h.name FROM oncebox.host h JOIN oncebox.consumer c ON \
-            c.tenant_id = $1 AND c.generation > 0 \
-            LEFT JOIN oncebox.host_consumer r ON r.host_id = h.host_id AND r.consumer_id = \
-            c.consumer_id \
-            WHERE h.seen_at > now() - interval '10 seconds' \
-                AND (r.status IS DISTINCT FROM 'stopped' OR r.status_revision < c.revision) ORDER \
-                BY h.name";
-        Ok(sqlx::query_scalar(LATE).bind(tenant.tenant_id).fetch_all(&self.0.pool).await?)
-    }
-
     /// Returns the progress of a tenant's deletion.
     ///
     /// # Errors
@@ -227,57 +205,10 @@ impl Tenants<'_> {
     }
 }
 
-/// Shuts the tenant out: its roles cannot log in, host functions refuse its secret, and its
-/// sessions are ended with any statement that they run.
-async fn shut_out(pool: &PgPool, tenant: &Tenant) -> Result<(), InboxError> {
-    const END: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE \
-        usename::text = ANY ($1)";
-    let mut tx = pool.begin().await?;
-    // A copy that was read before this change must not restore access afterwards.
-    replica::lock(&mut tx, tenant.tenant_id).await?;
-    for login in logins(&mut tx, tenant).await? {
-        tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(format!("ALTER ROLE {login} NOLOGIN"))))
-            .await?;
-    }
-    forget_secret(&mut tx, tenant).await?;
-    tx.commit().await?;
-    for _ in 0..ENDINGS_MAX {
-        let found: i64 = sqlx::query_scalar(END)
-            .bind([&tenant.login, &tenant.owner_login].map(String::as_str))
-            .fetch_one(pool)
-            .await?;
-        if found == 0 {
-            return Ok(());
-        }
-        sleep(LOOK).await;
-    }
-    Err(InboxError::conflict(format!(
-        "sessions of tenant `{}` do not end; look at `pg_stat_activity`, then delete it again",
-        tenant.name
-    )))
-}
-
-/// Clears the hashes of the tenant's secrets. No hash is empty, so nothing is authorized, also for
-/// a session that is about to be ended.
-async fn forget_secret(connection: &mut PgConnection, tenant: &Tenant) -> Result<(), InboxError> {
-    const FORGET: &str = "UPDATE oncebox.tenant SET secret_hash = '', secret_hash_before = NULL, \
-        secret_before_until = NULL WHERE tenant_id = $1";
-    sqlx::query(FORGET).bind(tenant.tenant_id).execute(connection).await?;
-    Ok(())
-}
-
 async fn is_shut_out(pool: &PgPool, tenant: &Tenant) -> Result<bool, InboxError> {
     const SHUT: &str =
         "SELECT NOT EXISTS (SELECT FROM pg_roles WHERE rolname = $1 AND rolcanlogin)";
     Ok(sqlx::query_scalar(SHUT).bind(&tenant.login).fetch_one(pool).await?)
-}
-
-/// Lists those of the tenant's roles that exist.
-async fn logins(connection: &mut PgConnection, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
-    const THERE: &str =
-        "SELECT rolname::text FROM pg_roles WHERE rolname::text = ANY ($1) ORDER BY rolname";
-    let logins = [&tenant.login, &tenant.owner_login].map(String::as_str);
-    Ok(sqlx::query_scalar(THERE).bind(logins).fetch_all(connection).await?)
 }
 
 /// Drops the tenant's roles, with all that they own or were granted in this database.

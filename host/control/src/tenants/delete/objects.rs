@@ -4,6 +4,8 @@
 use oncebox_model::{error::InboxError, hooks};
 use sqlx::{Executor, PgPool};
 
+use crate::tenants::moves::guard::MoveGuard;
+
 /// Objects in one transaction. Each is a table with its indexes at most.
 const BATCH: i64 = 20;
 
@@ -15,15 +17,21 @@ const OBJECTS: &str = "FROM pg_depend d LEFT JOIN pg_class c ON d.classid = 'pg_
     d.deptype = 'n' \
         AND d.classid IN ('pg_class'::regclass, 'pg_proc'::regclass, 'pg_type'::regclass)";
 
-/// Drops a schema with everything in it. A missing schema is no error.
-pub(super) async fn drop_all(pool: &PgPool, schema: &str) -> Result<(), InboxError> {
+/// Drops a schema with everything in it. A missing schema is no error. Where a move removes it,
+/// each transaction checks that this host still has the move.
+pub(crate) async fn drop_all(
+    pool: &PgPool,
+    schema: &str,
+    guard: Option<&MoveGuard>,
+) -> Result<(), InboxError> {
     let mut size = BATCH;
     loop {
         let drops = drops(pool, schema, size).await?;
         if drops.is_empty() {
             break;
         }
-        match drop_batch(pool, &drops).await {
+        match drop_batch(pool, &drops, guard).await {
+            Ok(()) if guard.is_some() => hooks::point("tenant:move:objects"),
             Ok(()) => hooks::point("tenant:delete:objects"),
             // The batch may have needed more locks than the server has room for.
             Err(_) if size > 1 => size = 1,
@@ -36,7 +44,7 @@ pub(super) async fn drop_all(pool: &PgPool, schema: &str) -> Result<(), InboxErr
             Err(error) => return Err(error),
         }
     }
-    drop_batch(pool, &[format!("DROP SCHEMA IF EXISTS {schema} CASCADE")]).await
+    drop_batch(pool, &[format!("DROP SCHEMA IF EXISTS {schema} CASCADE")], guard).await
 }
 
 /// Counts the objects in a schema.
@@ -64,8 +72,16 @@ async fn drops(pool: &PgPool, schema: &str, limit: i64) -> Result<Vec<String>, I
         .await?)
 }
 
-async fn drop_batch(pool: &PgPool, drops: &[String]) -> Result<(), InboxError> {
+async fn drop_batch(
+    pool: &PgPool,
+    drops: &[String],
+    guard: Option<&MoveGuard>,
+) -> Result<(), InboxError> {
     let mut tx = pool.begin().await?;
+    tx.execute("SET LOCAL idle_in_transaction_session_timeout = '60s'").await?;
+    if let Some(guard) = guard {
+        guard.hold_left(&mut tx).await?;
+    }
     tx.execute("SET LOCAL lock_timeout = '30s'; SET LOCAL client_min_messages = 'warning'").await?;
     tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(drops.join("; ")))).await?;
     Ok(tx.commit().await?)

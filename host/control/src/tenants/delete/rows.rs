@@ -6,13 +6,11 @@ use sqlx::PgPool;
 
 use crate::{
     audit::Subject,
-    consumers::delete::{remove_beside_messages, remove_outgoing},
+    consumers::delete::{remove_beside_messages, remove_messages, remove_outgoing},
     handles::Tenants,
     tenants::Tenant,
 };
 
-/// Messages in one transaction.
-const BATCH: i64 = 5_000;
 /// Most messages that are counted exactly.
 const COUNT_MAX: i64 = 100_000;
 
@@ -45,26 +43,15 @@ impl Tenants<'_> {
         database: &PgPool,
         tenant: &Tenant,
     ) -> Result<(), InboxError> {
-        const REMOVE: &str = "DELETE FROM oncebox.inbox i USING (SELECT message_id, \
-            retention_class, bucket FROM oncebox.inbox \
-                WHERE consumer_id = $1 LIMIT $2) d \
-            WHERE i.consumer_id = $1 AND i.message_id = d.message_id AND i.retention_class = \
-            d.retention_class AND i.bucket = d.bucket";
         for consumer in self.consumer_ids(tenant).await? {
-            while sqlx::query(REMOVE)
-                .bind(consumer)
-                .bind(BATCH)
-                .execute(database)
-                .await?
-                .rows_affected()
-                > 0
-            {
+            let mut connection = database.acquire().await?;
+            while remove_messages(&mut connection, consumer).await? > 0 {
                 hooks::point("tenant:delete:batch");
             }
-            while remove_outgoing(database, consumer).await? > 0 {
+            while remove_outgoing(&mut connection, consumer).await? > 0 {
                 hooks::point("tenant:delete:batch");
             }
-            remove_beside_messages(database, consumer).await?;
+            remove_beside_messages(&mut connection, consumer).await?;
         }
         Ok(())
     }

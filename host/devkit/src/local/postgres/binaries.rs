@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::{Context, Result};
+use oncebox_control::postgres_programs;
 
 use super::PostgresOptions;
 
@@ -15,7 +15,7 @@ pub(super) fn find_binaries(options: &PostgresOptions) -> Result<PathBuf> {
     let major = version.as_deref().map(str::trim);
     let found = match &options.binaries {
         Some(dir) => vec![dir.clone()],
-        None => installed_binaries(major),
+        None => postgres_programs::folders(major),
     };
     let complete = |dir: &&PathBuf| dir.join("initdb").is_file() && dir.join("postgres").is_file();
     let place = options
@@ -40,34 +40,10 @@ pub(super) fn find_binaries(options: &PostgresOptions) -> Result<PathBuf> {
 /// No folder with PostgreSQL has the program.
 #[cfg(feature = "test-hooks")]
 pub fn program(name: &str) -> Result<PathBuf> {
-    let mut programs = installed_binaries(None).into_iter().map(|dir| dir.join(name));
-    programs.find(|program| program.is_file()).with_context(|| {
+    postgres_programs::find(name).with_context(|| {
         format!(
             "no `{name}` on this machine; install PostgreSQL's client package \
                 (`postgresql-client` on Debian and Ubuntu, `postgresql` on Fedora)"
         )
     })
-}
-
-/// Lists candidate folders, best first: the distributions' folders from the newest version down,
-/// then `pg_config`'s, then those of PATH.
-fn installed_binaries(major: Option<&str>) -> Vec<PathBuf> {
-    let mut versions: Vec<(u32, PathBuf)> = Vec::new();
-    for (parent, prefix) in
-        [("/usr/lib/postgresql", ""), ("/usr/libexec", "postgresql"), ("/usr", "pgsql-")]
-    {
-        for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let version = name.strip_prefix(prefix).and_then(|version| version.parse().ok());
-            let bin = if prefix == "postgresql" { entry.path() } else { entry.path().join("bin") };
-            versions.extend(version.map(|version| (version, bin)));
-        }
-    }
-    versions.retain(|(version, _)| major.is_none_or(|major| major == version.to_string()));
-    versions.sort_by_key(|(version, _)| std::cmp::Reverse(*version));
-    let config = Command::new("pg_config").arg("--bindir").output().ok();
-    let config = config.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()));
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let elsewhere = config.into_iter().chain(std::env::split_paths(&path));
-    versions.into_iter().map(|(_, bin)| bin).chain(elsewhere).collect()
 }
