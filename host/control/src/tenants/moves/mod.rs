@@ -2,7 +2,7 @@
 //! process that dies on the way leaves the rest to any host. Kafka keeps the tenant's messages
 //! meanwhile.
 //!
-//! | step | in one transaction | a crash after it leaves |
+//! | step | what it leaves | a crash after it leaves |
 //! | --- | --- | --- |
 //! | begin | the row of the move | a tenant that runs |
 //! | prepare | roles and an empty schema in the other database; its tables, rolled back | a tenant that runs |
@@ -18,8 +18,8 @@
 //!
 //! Between shut-out and switch nobody changes the tenant's rows, on either side. Its own sessions
 //! are refused, since no secret fits, and end; the host's login asks `oncebox.is_here` in each
-//! transaction that changes them. Each transaction of a move holds the replica's lock of that
-//! database and checks that its host still has the move ([`guard`]).
+//! transaction that changes them. Each transaction of the host's login in a move holds the replica's
+//! lock of that database and checks that its host still has the move ([`guard`]).
 
 // The transactions of one host's work on a move.
 pub(crate) mod guard;
@@ -27,7 +27,7 @@ pub(crate) mod guard;
 mod carry;
 // The shut-out from the database that the tenant leaves.
 mod fence;
-// The copy, in one transaction.
+// The copy, whose last transaction makes it count as whole.
 mod copy;
 // The rows of the tenant in the host's tables.
 pub(crate) mod rows;
