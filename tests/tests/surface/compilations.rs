@@ -136,6 +136,35 @@ async fn an_upload_is_compiled_once_whoever_asks() {
     fixture.finish().await;
 }
 
+/// What could go wrong: a deployment finds nothing in memory, the job ends, and the deployment, which
+/// finds no job either, compiles again.
+#[tokio::test]
+async fn deployments_that_ask_at_any_moment_of_a_compilation_share_it() {
+    let (fixture, counted) = (fixture().await, Counted::new("0"));
+    let host = counted.host(&fixture);
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        let digest = upload(&fixture, &component(name)).await;
+        host.submit(&digest).unwrap();
+        let mut asked = tokio::task::JoinSet::new();
+        let (done, mut all) = (CancellationToken::new(), 0);
+        while !done.is_cancelled() {
+            let (host, digest, done) = (host.clone(), digest.clone(), done.clone());
+            asked.spawn(async move {
+                host.loaded(&digest).await.unwrap();
+                done.cancel();
+            });
+            all += 1;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(all > 10, "they asked while it was compiled: {all}");
+        while let Some(one) = asked.join_next().await {
+            one.unwrap();
+        }
+    }
+    assert_eq!(counted.runs(), "abcdef");
+    fixture.finish().await;
+}
+
 #[tokio::test]
 async fn a_deployment_does_not_wait_behind_uploads() {
     let (fixture, counted) = (fixture().await, Counted::new("0.3"));

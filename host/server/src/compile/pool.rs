@@ -152,6 +152,10 @@ impl Compilations {
         loop {
             let mut done = {
                 let mut state = self.inner.state();
+                // A job may have ended since the first look.
+                if let Some(component) = state.kept.get(digest) {
+                    return Ok(component);
+                }
                 let done = state.ask(digest, true);
                 self.work(&mut state);
                 done
