@@ -103,6 +103,11 @@ impl InboxFixture {
         self.batches = true;
     }
 
+    /// Whether its handlers take the messages of a transaction in one call.
+    pub fn takes_batches(&self) -> bool {
+        self.batches
+    }
+
     /// From now on a consumer whose policy says nothing of batches has a minute for each. On a busy
     /// machine the default leaves messages to a second transaction.
     pub fn unhurried(mut self) -> Self {

@@ -55,6 +55,7 @@ struct Shared {
     /// The answer to the next COMMIT, on whichever connection, is kept.
     withhold: AtomicBool,
     accepted: AtomicUsize,
+    trips: AtomicUsize,
     struck: Struck,
     /// Ends of swallowed connections towards the server, which has heard of no end.
     buried: Mutex<Vec<(OwnedReadHalf, OwnedWriteHalf)>>,
@@ -67,6 +68,8 @@ struct Way {
     has_swallowed: AtomicBool,
     /// A COMMIT was let through, and nothing comes back from here on.
     is_withheld: AtomicBool,
+    /// The server waits for the client.
+    is_ready: AtomicBool,
     cut: CancellationToken,
 }
 
@@ -118,6 +121,11 @@ impl Proxy {
     /// Connections that came.
     pub fn accepted(&self) -> usize {
         self.shared.accepted.load(Ordering::SeqCst)
+    }
+
+    /// Round trips so far: how often a client sent something after the server was ready for it.
+    pub fn trips(&self) -> usize {
+        self.shared.trips.load(Ordering::SeqCst)
     }
 
     /// What was done so far.
@@ -192,6 +200,7 @@ impl Shared {
             truncate: AtomicBool::default(),
             withhold: AtomicBool::default(),
             accepted: AtomicUsize::default(),
+            trips: AtomicUsize::default(),
             struck: Struck::default(),
             buried: Mutex::default(),
         }
@@ -247,6 +256,9 @@ async fn up(shared: &Shared, way: &Way, client: &mut OwnedReadHalf, server: &mut
             shared.swallowed(way);
             continue;
         }
+        if way.is_ready.swap(false, Ordering::SeqCst) {
+            shared.trips.fetch_add(1, Ordering::SeqCst);
+        }
         let mut commits = false;
         messages.read(&bytes[..count], |kind, body| {
             commits |= kind == b'Q' && body.windows(6).any(|word| word == b"COMMIT")
@@ -268,8 +280,12 @@ async fn down(shared: &Shared, way: &Way, server: &mut OwnedReadHalf, client: &m
             shared.swallowed(way);
             continue;
         }
-        let mut is_answered = false;
-        messages.read(&bytes[..count], |kind, _| is_answered |= kind == b'Z');
+        let (mut is_answered, mut is_ready) = (false, false);
+        messages.read(&bytes[..count], |kind, body| {
+            is_answered |= kind == b'E' || kind == b'C' && body.starts_with(b"COMMIT");
+            is_ready |= kind == b'Z';
+        });
+        way.is_ready.fetch_or(is_ready, Ordering::SeqCst);
         if way.is_withheld.load(Ordering::SeqCst) {
             if is_answered {
                 shared.struck.commits_withheld.fetch_add(1, Ordering::SeqCst);

@@ -5,10 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sqlx::{Connection, PgConnection, postgres::PgDatabaseError, postgres::PgSeverity};
+use sqlx::{
+    Connection, Execute, PgConnection, Postgres,
+    postgres::{PgDatabaseError, PgSeverity},
+};
 use tokio::sync::{Mutex, MutexGuard};
 
-use crate::{meter::Meter, sqlstate};
+use crate::{hooks, meter::Meter, sqlstate};
 
 /// Interval at which the host asks the server whether it still knows a session whose handler sends
 /// nothing.
@@ -117,6 +120,24 @@ impl Tx {
         state.statements += 1;
         self.silence.asked();
         OpenStatement { state, meter: &self.meter, silence: &self.silence, sent: Instant::now() }
+    }
+
+    /// Enqueues a statement of the host: it is sent with the next one, which answers its error.
+    /// Where a fail point is armed, it is sent at once.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the statement has to be prepared first, and cannot be.
+    pub async fn enqueue<'q>(&self, query: impl Execute<'q, Postgres>) -> Result<(), sqlx::Error> {
+        let mut statement = self.statement().await;
+        let connection = statement.connection();
+        let enqueued = bounded(async {
+            connection.enqueue(query).await?;
+            if hooks::is_armed() { connection.send_enqueued().await } else { Ok(()) }
+        });
+        let enqueued = enqueued.await;
+        statement.finish(enqueued.as_ref().err());
+        enqueued
     }
 
     /// Returns the number of statements sent so far, the host's included.

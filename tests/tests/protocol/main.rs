@@ -28,6 +28,7 @@ mod redrive;
 mod references;
 mod replay;
 mod retention;
+mod round_trips;
 mod shadow;
 mod sql_values;
 mod storage;

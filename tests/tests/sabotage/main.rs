@@ -235,6 +235,18 @@ static DEFECTS: &[Defect] = &[
         made: Made::Switch,
     },
     Defect {
+        name: "completion_unread",
+        scenario: "a result that cannot be stored",
+        sees: LOST,
+        made: Made::Switch,
+    },
+    Defect {
+        name: "completion_error_is_commits",
+        scenario: "a result that cannot be stored",
+        sees: "the failure is not that of the completion",
+        made: Made::Switch,
+    },
+    Defect {
         name: "ack_before_commit",
         scenario: "killed at work",
         sees: LOST,
@@ -951,6 +963,7 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("a transaction lost its claim", |defect| lost_claim(defect).map(Ok).boxed_local()),
     ("a slow batch", |defect| slow_batch(defect).map(Ok).boxed_local()),
     ("a lost answer to COMMIT", |defect| lost_answer(defect).map(Ok).boxed_local()),
+    ("a result that cannot be stored", |defect| bad_result(defect).map(Ok).boxed_local()),
     ("a swallowed error", |defect| swallowed_error(defect).map(Ok).boxed_local()),
     ("a failure in a batch", |defect| failure_in_a_batch(defect).map(Ok).boxed_local()),
     ("a failed answer in a batch", |defect| failed_answer(defect).map(Ok).boxed_local()),
@@ -1526,6 +1539,20 @@ async fn lost_answer(defect: Option<&Defect>) {
         .await;
     delivering.await.unwrap();
     assert!(fixture.find(&consumer, "a").await.is_some(), "the message is lost");
+    fixture.finish().await;
+}
+
+/// The completion is refused that was sent together with COMMIT.
+async fn bad_result(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "retry = { attempts_max = 1 }").await;
+    deliver(&fixture.host(&consumer), &[record(0, "a", "result \"\\u0000\"")]).await;
+    let row = fixture.find(&consumer, "a").await.expect("the message is lost");
+    assert_eq!(
+        row.reason.as_deref(),
+        Some("bad_result"),
+        "the failure is not that of the completion"
+    );
     fixture.finish().await;
 }
 

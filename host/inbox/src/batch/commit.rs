@@ -15,12 +15,18 @@ use crate::{
     session::{CommitError, Transaction},
 };
 
-/// Commits a transaction whose completion is written. Turns a refused COMMIT into the abort that it
-/// means; a lost answer is [`InboxError::CommitUnknown`], neither done nor failed.
-pub(crate) async fn commit(transaction: Transaction<'_>) -> Result<(), Abort> {
+/// Commits a transaction whose completion is written or enqueued. Turns a refused COMMIT into the
+/// abort that it means, and a refused completion into that of `refused`; a lost answer is
+/// [`InboxError::CommitUnknown`], neither done nor failed.
+pub(crate) async fn commit(
+    transaction: Transaction<'_>,
+    refused: fn(InboxError) -> Abort,
+) -> Result<(), Abort> {
     hooks::point("inbox:commit:before");
     match transaction.commit().await {
         Ok(()) => {}
+        Err(CommitError::Completion(_)) if hooks::sabotage(Defect::CompletionUnread) => {}
+        Err(CommitError::Completion(error)) => return Err(refused(error.into())),
         // A refusal is the messages', whatever its SQLSTATE: a deferred trigger of the tenant can
         // raise any. It cannot be the guard's, since the completion has shown that the guard row is
         // gone.
@@ -54,6 +60,7 @@ pub(crate) async fn commit_host<T>(
 ) -> Result<T, InboxError> {
     match answer {
         Ok(answer) => transaction.commit().await.map(|()| answer).map_err(|error| match error {
+            CommitError::Completion(error) => error.into(),
             CommitError::RolledBack(error) => InboxError::Invalid(error.message),
             CommitError::Unknown(error) => InboxError::CommitUnknown(error),
         }),
@@ -64,10 +71,11 @@ pub(crate) async fn commit_host<T>(
     }
 }
 
-/// Sets the savepoint before a message or a group, where the mode has any.
+/// Sets the savepoint before a message or a group, where the mode has any. It is sent with the next
+/// statement, which PostgreSQL refuses for the same reasons.
 pub(crate) async fn set_savepoint(tx: &Tx, mode: SavepointMode) -> Result<(), InboxError> {
     match mode {
-        SavepointMode::Savepoints => host_statement(tx, "SAVEPOINT m").await,
+        SavepointMode::Savepoints => Ok(tx.enqueue(sqlx::raw_sql("SAVEPOINT m")).await?),
         SavepointMode::Optimistic => Ok(()),
     }
 }

@@ -419,10 +419,10 @@ macro_rules! completion_call {
     }};
 }
 
-/// Writes the completion and the outgoing messages, withdraws claims and deletes the guard row.
-/// PostgreSQL refuses it unless the claim is in this very transaction. It also refuses it where a
-/// swallowed error has aborted the transaction.
-pub async fn complete(
+/// Enqueues the completion: it is sent with COMMIT. It writes the rows and the outgoing messages,
+/// withdraws claims and deletes the guard row. PostgreSQL refuses it unless the claim is in this
+/// very transaction. It also refuses it where a swallowed error has aborted the transaction.
+pub async fn enqueue_completion(
     transaction: &Transaction<'_>,
     consumer_id: i32,
     completion: &Completion,
@@ -435,7 +435,7 @@ pub async fn complete(
         hooks::point("outgoing:insert:before");
         with_outgoing!(emitted, completion_call, transaction, consumer_id, completion)
     };
-    transaction.rows(query).await?;
+    transaction.tx().enqueue(query).await?;
     hooks::point("inbox:complete:after");
     Ok(())
 }

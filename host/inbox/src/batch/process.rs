@@ -46,7 +46,7 @@ use crate::{
         replayed::replay_outbox,
         routed::Routed,
         settled::Settled,
-        state::{BatchState, Next},
+        state::{BatchState, Next, refused_of},
     },
     consumer::ConsumerInbox,
     session::Transaction,
@@ -66,11 +66,12 @@ impl ConsumerInbox {
         received: Option<&Span>,
     ) -> Result<Settled, Abort> {
         let spans = RunSpans::of_batch(received.map(Span::context));
-        let transaction = self.sessions.begin_admitted(admission).await?;
+        let transaction = self.sessions.begin_with_first(admission).await?;
         match self.run(&transaction, batch, mode, spans).await {
             Ok(mut settled) => {
                 let span = settled.spans.settle(self, batch);
-                let committed = trace::within(span.as_ref(), commit(transaction)).await;
+                let commit = commit(transaction, refused_of(batch, &settled.results));
+                let committed = trace::within(span.as_ref(), commit).await;
                 settled.spans.ended(self, batch, span, &committed);
                 committed.map(|()| settled)
             }

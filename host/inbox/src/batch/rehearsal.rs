@@ -15,9 +15,10 @@ use crate::{
     batch::{
         abort::Abort,
         claim::{ClaimOutcome, ClaimRequest},
-        commit::{at_constraints, host_statement},
-        complete::{Completion, Execution, Recorded, complete},
+        commit::{at_completion, at_constraints, host_statement},
+        complete::{Completion, Execution, Recorded, enqueue_completion},
         routed::Routed,
+        settled::Settled,
         state::BatchState,
     },
     consumer::ConsumerInbox,
@@ -159,11 +160,11 @@ impl<'a> Rehearsal<'a> {
         let transaction = self.transaction();
         if let Some(status) = state.claims[0].known_status() {
             let status = status.to_owned();
-            state.complete(transaction).await?;
+            self.complete(state).await?;
             return Ok(Rehearsed::Duplicate { status });
         }
         if state.claims[0] == ClaimOutcome::Forgotten {
-            state.complete(transaction).await?;
+            self.complete(state).await?;
             return Ok(Rehearsed::Parked { reason: oncebox_model::Reason::Horizon.to_string() });
         }
         while let Some(next) = state.next() {
@@ -171,12 +172,27 @@ impl<'a> Rehearsal<'a> {
             self.consumer.handle_next(transaction, &mut state, next, mode).await?;
         }
         let result = state.completion.result().map(str::to_owned);
-        let mut settled = state.complete(transaction).await?;
+        let mut settled = self.complete(state).await?;
         if let Some(Recorded { failure, disposition, .. }) = settled.failures.pop() {
             return Ok(Rehearsed::failed(failure, disposition));
         }
         host_statement(self.tx(), "SET CONSTRAINTS ALL IMMEDIATE").await.map_err(at_constraints)?;
         Ok(Rehearsed::Completed { result })
+    }
+
+    /// Writes the completion, and waits for the answer: no COMMIT follows that would bring it.
+    async fn complete(&self, state: BatchState<'_>) -> Result<Settled, Abort> {
+        let transaction = self.transaction();
+        let settled = state.complete(transaction).await?;
+        transaction.answers().await.map_err(|error| at_completion(error.into()))?;
+        Ok(settled)
+    }
+
+    /// Writes the completion of a failure, and waits for the answer.
+    async fn write(&self, completion: &Completion) -> Result<(), InboxError> {
+        let transaction = self.transaction();
+        enqueue_completion(transaction, self.consumer.consumer_id, completion).await?;
+        Ok(transaction.answers().await?)
     }
 
     /// Undoes a delivery whose transaction would be aborted, and records its failure as the host
@@ -209,13 +225,13 @@ impl<'a> Rehearsal<'a> {
                 self.consumer.claim_again(self.transaction(), request, None, *generation).await?;
             if let Some(status) = claim.as_ref().and_then(ClaimOutcome::known_status) {
                 let status = status.to_owned();
-                complete(self.transaction(), self.consumer.consumer_id, &completion).await?;
+                self.write(&completion).await?;
                 return Ok(Rehearsed::Duplicate { status });
             }
         }
         let execution = Execution::of(&routed.request.message, None);
         let disposition = completion.failed(execution, &failure, &self.consumer.policy);
-        complete(self.transaction(), self.consumer.consumer_id, &completion).await?;
+        self.write(&completion).await?;
         Ok(Rehearsed::failed(failure, disposition))
     }
 

@@ -21,7 +21,7 @@ use crate::{
     batch::{
         abort::Abort,
         commit::commit,
-        complete::{Completion, complete, storable},
+        complete::{Completion, enqueue_completion, storable},
         outgoing::{Emitted, write_outgoing},
         replay_turn::{ReplayEnd, ReplayTurn, ReplayedRun},
         routed::Routed,
@@ -138,7 +138,8 @@ impl ConsumerInbox {
     ) -> Result<ReplayEnd, InboxError> {
         const MOVE: &str = "UPDATE oncebox.replay SET step = step + 1, cursor_at = $2, \
             cursor_id = $3, replayed = replayed + 1 WHERE replay_id = $1";
-        complete(transaction, self.consumer_id, &Completion::new(&self.policy)).await?;
+        let completion = Completion::new(&self.policy);
+        enqueue_completion(transaction, self.consumer_id, &completion).await?;
         let query =
             sqlx::query(MOVE).bind(turn.replay_id).bind(turn.completed_at).bind(&message.id);
         query.execute(self.sessions.host_pool()).await?;
@@ -170,7 +171,7 @@ impl ConsumerInbox {
         };
         match end {
             Ok(end) => {
-                commit(transaction).await.map_err(Abort::into_host_error)?;
+                commit(transaction, Abort::Host).await.map_err(Abort::into_host_error)?;
                 hooks::point("replay:commit:after");
                 Ok(Settled::replayed(end))
             }

@@ -23,7 +23,7 @@ use crate::{
         abort::Abort,
         claim::{ClaimOutcome, ClaimRequest, Claimant, InitialStatus, claim},
         commit::commit,
-        complete::{Completion, Execution, Lease, complete},
+        complete::{Completion, Execution, Lease, enqueue_completion},
         routed::Routed,
         settled::Settled,
     },
@@ -255,7 +255,7 @@ impl ConsumerInbox {
             }
         };
         let Some(claim) = claim else {
-            commit(transaction).await.map_err(Abort::into_host_error)?;
+            commit(transaction, Abort::Host).await.map_err(Abort::into_host_error)?;
             return Ok(Settled { unrecorded: Some(failure.kind), ..Settled::default() });
         };
         let message: &Message = &request.message;
@@ -272,9 +272,9 @@ impl ConsumerInbox {
         } else if claim == ClaimOutcome::Forgotten {
             completion.past_horizon(message, &self.policy);
         }
-        complete(&transaction, self.consumer_id, &completion).await?;
+        enqueue_completion(&transaction, self.consumer_id, &completion).await?;
         self.due_after(&completion);
-        commit(transaction).await.map_err(Abort::into_host_error)?;
+        commit(transaction, Abort::Host).await.map_err(Abort::into_host_error)?;
         self.tell_failures(std::iter::once(message), completion.recorded().into_iter());
         Ok(Settled { results, ..Settled::stored(vec![claim]) })
     }

@@ -19,7 +19,7 @@ use crate::{
         abort::Abort,
         claim::{ClaimOutcome, Claimant, InitialStatus, claim},
         commit::{at_claim, at_completion},
-        complete::{Completion, Execution, complete},
+        complete::{Completion, Execution, enqueue_completion},
         outgoing::write_outgoing,
         replay_turn::{ReplayTurn, ReplayedRun},
         routed::Routed,
@@ -331,7 +331,7 @@ impl<'a> BatchState<'a> {
         })
     }
 
-    /// Writes the completion and deletes the guard row. A row that waits gets the payload and the
+    /// Enqueues the completion, to be sent with COMMIT. A row that waits gets the payload and the
     /// time that its later run needs.
     pub(crate) async fn complete(
         mut self,
@@ -342,10 +342,8 @@ impl<'a> BatchState<'a> {
             return Ok(Settled { spans: self.spans, ..settled });
         }
         let consumer = self.consumer;
-        // A leased message that did not run is charged with no failure.
         let is_leased = self.batch.iter().any(|routed| routed.lease.is_some());
-        let refused =
-            if is_leased && self.results.is_empty() { Abort::Host } else { at_completion };
+        let refused = refused_of(self.batch, &self.results);
         let (ran, settled, took) = (self.results.len(), self.claims.len(), self.claimed.elapsed());
         for (index, routed) in self.batch.iter().enumerate().take(settled) {
             match self.claims[index] {
@@ -363,7 +361,9 @@ impl<'a> BatchState<'a> {
         if is_released.await.map_err(refused)? {
             consumer.wakeup.after(COMMIT);
         }
-        complete(transaction, consumer.consumer_id, &self.completion).await.map_err(refused)?;
+        enqueue_completion(transaction, consumer.consumer_id, &self.completion)
+            .await
+            .map_err(refused)?;
         consumer.due_after(&self.completion);
         if is_leased && ran > 0 {
             hooks::point("retry:commit:before");
@@ -393,4 +393,11 @@ impl<'a> BatchState<'a> {
         let end = self.consumer.complete_replayed(transaction, turn, of, run).await;
         Ok(Settled::replayed(end.map_err(at_completion)?))
     }
+}
+
+/// Returns what a refused completion means. A leased message that did not run is charged with no
+/// failure.
+pub(crate) fn refused_of(batch: &[Routed], results: &Results) -> fn(InboxError) -> Abort {
+    let is_leased = batch.iter().any(|routed| routed.lease.is_some());
+    if is_leased && results.is_empty() { Abort::Host } else { at_completion }
 }

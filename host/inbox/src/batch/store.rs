@@ -94,7 +94,7 @@ impl ConsumerInbox {
             return rollback(transaction, Abort::Host(error)).await;
         }
         hooks::point("inbox:park:before");
-        commit(transaction).await?;
+        commit(transaction, Abort::Host).await?;
         hooks::point("inbox:park:after");
         match status {
             InitialStatus::Received => self.wakeup.now(),

@@ -39,6 +39,16 @@ pub struct Transaction<'a> {
 /// A statement of the host with its bound values.
 pub(crate) type HostQuery<'q> = Query<'q, Postgres, PgArguments>;
 
+/// When BEGIN is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Begin {
+    /// At once, in a round trip of its own. A connection that died while it was idle is noticed and
+    /// replaced.
+    Now,
+    /// With the first statement.
+    WithFirst,
+}
+
 /// Longest wait for a backend to end.
 const TERMINATE_MAX: Duration = Duration::from_secs(6);
 
@@ -49,7 +59,7 @@ impl Sessions {
     ///
     /// Fails where the database is unavailable, or drops the session's startup options.
     pub async fn begin(&self) -> Result<Transaction<'_>, InboxError> {
-        self.begin_metered(&Arc::default()).await
+        self.begin_metered(&Arc::default(), Begin::Now).await
     }
 
     /// Begins a transaction under an admission, whose meter counts its time.
@@ -62,7 +72,24 @@ impl Sessions {
         &self,
         admission: &Admission,
     ) -> Result<Transaction<'_>, InboxError> {
-        let mut transaction = self.begin_metered(admission.meter()).await?;
+        self.begin_as(admission, Begin::Now).await
+    }
+
+    /// Begins a transaction as [`Self::begin_admitted`] does, whose BEGIN is sent with its first
+    /// statement: both take one round trip. An error of BEGIN is that of this statement.
+    pub(crate) async fn begin_with_first(
+        &self,
+        admission: &Admission,
+    ) -> Result<Transaction<'_>, InboxError> {
+        self.begin_as(admission, Begin::WithFirst).await
+    }
+
+    async fn begin_as(
+        &self,
+        admission: &Admission,
+        begin: Begin,
+    ) -> Result<Transaction<'_>, InboxError> {
+        let mut transaction = self.begin_metered(admission.meter(), begin).await?;
         let Some(turn) = admission.turn() else { return Ok(transaction) };
         if turn.server != transaction.server && !hooks::sabotage(Defect::ServerUnchecked) {
             transaction.rollback().await;
@@ -72,17 +99,21 @@ impl Sessions {
         Ok(transaction)
     }
 
-    async fn begin_metered(&self, meter: &Arc<Meter>) -> Result<Transaction<'_>, InboxError> {
+    async fn begin_metered(
+        &self,
+        meter: &Arc<Meter>,
+        begin: Begin,
+    ) -> Result<Transaction<'_>, InboxError> {
         while let Some(session) = self.take_idle() {
             // An idle connection may have died with its server; that says nothing about a new one.
-            if let Ok(transaction) = self.begin_on(session, meter).await {
+            if let Ok(transaction) = self.begin_on(session, meter, begin).await {
                 return Ok(transaction);
             }
             self.away.lost(None);
             // The other idle connections are as old.
             self.idle.lock().expect("no panic while held").clear();
         }
-        self.begin_on(self.connect().await?, meter).await
+        self.begin_on(self.connect().await?, meter, begin).await
     }
 
     /// Begins a transaction where a connection is to spare, and returns none where it is not. Never
@@ -97,26 +128,37 @@ impl Sessions {
             return Ok(None);
         }
         if let Some(session) = self.take_idle()
-            && let Ok(transaction) = self.begin_on(session, meter).await
+            && let Ok(transaction) = self.begin_on(session, meter, Begin::Now).await
         {
             return Ok(Some(transaction));
         }
         let Some(permit) = self.budget.spare() else { return Ok(None) };
         let session = self.connect_with(permit).await?;
-        self.begin_on(session, meter).await.map(Some)
+        self.begin_on(session, meter, Begin::Now).await.map(Some)
     }
 
     async fn begin_on(
         &self,
         mut session: Session,
         meter: &Arc<Meter>,
+        begin: Begin,
     ) -> Result<Transaction<'_>, InboxError> {
         const BEGIN: &str = "RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
-        let sent = Instant::now();
-        self.silence.asked();
-        bounded(session.connection.execute(sqlx::raw_sql(BEGIN))).await?;
-        self.silence.answered();
-        meter.add_database(sent.elapsed());
+        let begin_now = sqlx::raw_sql(BEGIN);
+        // A connection that was closed, or has something to say, is tried by itself.
+        if begin == Begin::WithFirst && session.connection.is_quiet() {
+            session.connection.enqueue(begin_now).await?;
+            if hooks::is_armed() {
+                session.connection.send_enqueued().await?; // what a killed host has sent
+            }
+            hooks::point("inbox:begin:after");
+        } else {
+            let sent = Instant::now();
+            self.silence.asked();
+            bounded(session.connection.execute(begin_now)).await?;
+            self.silence.answered();
+            meter.add_database(sent.elapsed());
+        }
         let Session { connection, backend, server, access, used_at, _permit, .. } = session;
         let tx = Tx::metered(connection, meter.clone(), self.silence.clone());
         Ok(Transaction {
@@ -172,16 +214,28 @@ impl Transaction<'_> {
         self.rows(query).await?.into_iter().next().ok_or(sqlx::Error::RowNotFound)
     }
 
-    /// Checks deferred constraints at top level, as the tenant, then commits, in one round trip.
-    /// The checked completion stands right before it.
+    /// Waits for the answers to what is enqueued.
+    pub(crate) async fn answers(&self) -> Result<(), sqlx::Error> {
+        let mut statement = self.tx().statement().await;
+        let answer = bounded(statement.connection().wait_for_enqueued()).await;
+        statement.finish(answer.as_ref().err());
+        answer
+    }
+
+    /// Checks deferred constraints at top level, as the tenant, then commits, in one round trip
+    /// with the completion that is enqueued. A completion that PostgreSQL refuses aborts the
+    /// transaction, so that it carries out no COMMIT behind it.
     ///
     /// # Errors
     ///
-    /// Distinguishes a transaction that PostgreSQL rolled back from one whose answer was lost.
+    /// Distinguishes a refused completion, a transaction that PostgreSQL rolled back, and one whose
+    /// answer was lost.
     pub async fn commit(self) -> Result<(), CommitError> {
         const COMMIT: &str = "SET CONSTRAINTS ALL IMMEDIATE; COMMIT";
         let mut statement = self.tx().statement().await;
         let answer = bounded(statement.connection().execute(sqlx::raw_sql(COMMIT))).await.map(drop);
+        let is_completion = statement.connection().take_failed_enqueued()
+            && !hooks::sabotage(Defect::CompletionErrorIsCommits);
         statement.finish(answer.as_ref().err());
         match answer {
             Ok(()) => {
@@ -189,6 +243,10 @@ impl Transaction<'_> {
                 Ok(())
             }
             Err(error) => match answered(&error) {
+                Some(_) if is_completion => {
+                    self.rollback().await;
+                    Err(CommitError::Completion(error))
+                }
                 Some(answered) => {
                     self.rollback().await;
                     Err(CommitError::RolledBack(answered))
@@ -269,6 +327,8 @@ impl Transaction<'_> {
 /// Result of a COMMIT that did not succeed.
 #[derive(Debug)]
 pub enum CommitError {
+    /// Error that PostgreSQL answered to the completion: nothing was committed.
+    Completion(sqlx::Error),
     /// Error that PostgreSQL answered: nothing was committed.
     RolledBack(StatementError),
     /// Lost answer: the transaction was committed, or it was not.

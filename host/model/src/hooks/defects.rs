@@ -34,6 +34,10 @@ defects! {
     WithdrawnClaimsStay = "withdrawn_claims_stay",
     /// A COMMIT whose answer was lost counts as done.
     LostCommitIsDone = "lost_commit_is_done",
+    /// The answer to a COMMIT counts although the completion before it was refused.
+    CompletionUnread = "completion_unread",
+    /// An error of the completion counts as one of the COMMIT that was sent with it.
+    CompletionErrorIsCommits = "completion_error_is_commits",
     /// The offset is stored before the commit.
     AckBeforeCommit = "ack_before_commit",
     /// The offset is stored before its records are settled.

@@ -54,9 +54,16 @@ struct Armed {
 /// Marks a step of the protocol; the process dies here when the point is armed.
 #[inline(always)]
 pub fn point(name: &str) {
-    if STATE.load(Ordering::Relaxed) != IDLE {
+    if is_armed() {
         pass(name);
     }
+}
+
+/// Returns whether a point may be armed. The host then sends at once what it would send together
+/// with a later statement, so that a host killed in between has sent it.
+#[inline(always)]
+pub fn is_armed() -> bool {
+    STATE.load(Ordering::Relaxed) != IDLE
 }
 
 /// Arms a point: the process dies when it passes the point for the nth time, counted from 1.

@@ -2,6 +2,7 @@
 
 /// Every fail point of a message, in the order in which a message passes them.
 pub const POINTS: &[&str] = &[
+    "inbox:begin:after",
     "inbox:claim:before",
     "inbox:claim:after",
     "inbox:handle:before",

@@ -41,8 +41,9 @@ async fn prepare(
     // additional queries here to get any missing OIDs
     let param_types = conn.resolve_types(arg_types).await?;
 
-    // flush and wait until we are re-ready
+    // flush and wait until we are re-ready; what was enqueued may have failed
     conn.wait_until_ready().await?;
+    conn.expect_enqueued().await?;
 
     // next we send the PARSE command to the server
     conn.inner.stream.write_msg(Parse {
@@ -196,22 +197,18 @@ impl PgConnection {
         Ok(statement)
     }
 
-    pub(crate) async fn run<'e, 'c: 'e, 'q: 'e>(
-        &'c mut self,
-        query: SqlStr,
+    // write a query, behind what is enqueued; all of it is sent by the next flush
+    async fn write_query(
+        &mut self,
+        sql: &str,
         arguments: Option<PgArguments>,
         persistent: bool,
         metadata_opt: Option<Arc<PgStatementMetadata>>,
-    ) -> Result<impl Stream<Item = Result<Either<PgQueryResult, PgRow>, Error>> + 'e, Error> {
-        let mut logger = QueryLogger::new(query, self.inner.log_settings.clone());
-        let sql = logger.sql().as_str();
-
+    ) -> Result<(Arc<PgStatementMetadata>, PgValueFormat), Error> {
         // before we continue, wait until we are "ready" to accept more queries
-        self.wait_until_ready().await?;
+        self.wait_until_enqueued().await?;
 
-        let mut metadata: Arc<PgStatementMetadata>;
-
-        let format = if let Some(mut arguments) = arguments {
+        if let Some(mut arguments) = arguments {
             // Check this before we write anything to the stream.
             //
             // Note: Postgres actually interprets this value as unsigned,
@@ -227,17 +224,15 @@ impl PgConnection {
 
             // prepare the statement if this our first time executing it
             // always return the statement ID here
-            let (statement, metadata_) = self
+            let (statement, metadata) = self
                 .get_or_prepare(sql, &arguments.types, persistent, metadata_opt, false)
                 .await?;
-
-            metadata = metadata_;
 
             // patch holes created during encoding
             arguments.apply_patches(self, &metadata.parameters).await?;
 
             // consume messages till `ReadyForQuery` before bind and execute
-            self.wait_until_ready().await?;
+            self.wait_until_enqueued().await?;
 
             // bind to attach the arguments to the statement and create a portal
             self.inner.stream.write_msg(Bind {
@@ -278,21 +273,59 @@ impl PgConnection {
             self.write_sync();
 
             // prepared statements are binary
-            PgValueFormat::Binary
+            Ok((metadata, PgValueFormat::Binary))
         } else {
             // Query will trigger a ReadyForQuery
             self.queue_simple_query(sql)?;
 
-            // metadata starts out as "nothing"
-            metadata = Arc::new(PgStatementMetadata::default());
+            // metadata starts out as "nothing", and unprepared statements are text
+            Ok((
+                Arc::new(PgStatementMetadata::default()),
+                PgValueFormat::Text,
+            ))
+        }
+    }
 
-            // and unprepared statements are text
-            PgValueFormat::Text
-        };
+    /// Write a query that is sent with the next one, so that both take one round trip. Its rows are
+    /// dropped. Its error is that of the next query, see [`Self::take_failed_enqueued`], whose own
+    /// answer is dropped then.
+    ///
+    /// A query that is not prepared on this connection yet takes a round trip for that.
+    pub async fn enqueue<'q>(&mut self, mut query: impl Execute<'q, Postgres>) -> Result<(), Error> {
+        self.inner.failed_enqueued = false;
+
+        let arguments = query.take_arguments().map_err(Error::Encode)?;
+        let persistent = query.persistent();
+        let sql = query.sql();
+
+        self.write_query(sql.as_str(), arguments, persistent, None)
+            .await?;
+        self.inner.enqueued += 1;
+
+        Ok(())
+    }
+
+    pub(crate) async fn run<'e, 'c: 'e, 'q: 'e>(
+        &'c mut self,
+        query: SqlStr,
+        arguments: Option<PgArguments>,
+        persistent: bool,
+        metadata_opt: Option<Arc<PgStatementMetadata>>,
+    ) -> Result<impl Stream<Item = Result<Either<PgQueryResult, PgRow>, Error>> + 'e, Error> {
+        let mut logger = QueryLogger::new(query, self.inner.log_settings.clone());
+        let sql = logger.sql().as_str();
+
+        self.inner.failed_enqueued = false;
+
+        let (mut metadata, format) = self
+            .write_query(sql, arguments, persistent, metadata_opt)
+            .await?;
 
         self.inner.stream.flush().await?;
 
         Ok(try_stream! {
+            self.expect_enqueued().await?;
+
             loop {
                 let message = self.inner.stream.recv().await?;
 
@@ -450,7 +483,7 @@ impl<'c> Executor<'c> for &'c mut PgConnection {
         'c: 'e,
     {
         Box::pin(async move {
-            self.wait_until_ready().await?;
+            self.wait_until_enqueued().await?;
 
             let (_, metadata) = self
                 .get_or_prepare(sql.as_str(), parameters, true, None, true)

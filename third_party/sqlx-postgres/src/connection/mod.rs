@@ -16,7 +16,7 @@ use crate::message::{
 use crate::statement::PgStatementMetadata;
 use crate::transaction::Transaction;
 use crate::types::Oid;
-use crate::{PgConnectOptions, PgTypeInfo, Postgres};
+use crate::{PgConnectOptions, PgDatabaseError, PgSeverity, PgTypeInfo, Postgres};
 
 pub(crate) use sqlx_core::connection::*;
 use sqlx_core::sql_str::SqlSafeStr;
@@ -71,6 +71,15 @@ pub struct PgConnectionInner {
     // number of ReadyForQuery messages that we are currently expecting
     pub(crate) pending_ready_for_query_count: usize,
 
+    // how many of them, the last ones, are of queries that were enqueued
+    enqueued: usize,
+
+    // the first error that was answered to one of these, until the query that follows takes it
+    enqueued_error: Option<Error>,
+
+    // whether the error of the last query was that of an enqueued one
+    failed_enqueued: bool,
+
     // current transaction status
     transaction_status: TransactionStatus,
     pub(crate) transaction_depth: usize,
@@ -101,11 +110,98 @@ impl PgConnection {
         std::mem::take(&mut self.inner.stream.rows_passed_over)
     }
 
+    /// Whether the server has said nothing since its last answer, and has not closed the connection
+    /// as far as is known. Does not wait.
+    pub fn is_quiet(&mut self) -> bool {
+        use futures_util::FutureExt;
+
+        self.inner.pending_ready_for_query_count == 0
+            && self.inner.stream.has_input().now_or_never().is_none()
+    }
+
+    /// Send what is enqueued, without waiting for the answers.
+    pub async fn send_enqueued(&mut self) -> Result<(), Error> {
+        Ok(self.inner.stream.flush().await?)
+    }
+
+    /// Send what is enqueued and wait for the answers. Returns the first error among them.
+    pub async fn wait_for_enqueued(&mut self) -> Result<(), Error> {
+        self.inner.stream.flush().await?;
+        self.expect_enqueued().await
+    }
+
+    /// Whether the error of the last query was that of a query enqueued before it.
+    pub fn take_failed_enqueued(&mut self) -> bool {
+        std::mem::take(&mut self.inner.failed_enqueued)
+    }
+
+    // read the answers of the queries that were enqueued, which come before any other, and keep the
+    // first error; an error that ends the connection is returned
+    async fn recv_enqueued(&mut self) -> Result<(), Error> {
+        while self.inner.enqueued > 0 {
+            match self.inner.stream.recv().await {
+                Ok(message) => {
+                    if let BackendMessageFormat::ReadyForQuery = message.format {
+                        self.handle_ready_for_query(message)?;
+                        self.inner.enqueued -= 1;
+                    }
+                }
+
+                Err(error) if lives_on(&error) => {
+                    self.inner.enqueued_error.get_or_insert(error);
+                }
+
+                Err(error) => return Err(error),
+            }
+        }
+
+        Ok(())
+    }
+
+    // read the answers of the queries that were enqueued; where one of them is an error, pass over
+    // the answers to the query that was sent with them, and return that error
+    pub(crate) async fn expect_enqueued(&mut self) -> Result<(), Error> {
+        self.recv_enqueued().await?;
+
+        let Some(error) = self.inner.enqueued_error.take() else {
+            return Ok(());
+        };
+
+        self.inner.failed_enqueued = true;
+
+        while self.inner.pending_ready_for_query_count > 0 {
+            match self.inner.stream.recv().await {
+                Ok(message) => {
+                    if let BackendMessageFormat::ReadyForQuery = message.format {
+                        self.handle_ready_for_query(message)?;
+                    }
+                }
+
+                Err(error) if lives_on(&error) => {}
+
+                Err(error) => return Err(error),
+            }
+        }
+
+        Err(error)
+    }
+
+    // wait until nothing is expected but the answers to what is enqueued
+    pub(crate) async fn wait_until_enqueued(&mut self) -> Result<(), Error> {
+        if self.inner.pending_ready_for_query_count > self.inner.enqueued {
+            self.wait_until_ready().await?;
+        }
+
+        Ok(())
+    }
+
     // will return when the connection is ready for another query
     pub(crate) async fn wait_until_ready(&mut self) -> Result<(), Error> {
         if !self.inner.stream.write_buffer_mut().is_empty() {
             self.inner.stream.flush().await?;
         }
+
+        self.recv_enqueued().await?;
 
         while self.inner.pending_ready_for_query_count > 0 {
             let message = self.inner.stream.recv().await?;
@@ -157,6 +253,17 @@ impl PgConnection {
             TransactionStatus::Error | TransactionStatus::Idle => false,
         }
     }
+}
+
+// whether the connection is usable after an error that the server answered
+fn lives_on(error: &Error) -> bool {
+    let Error::Database(error) = error else {
+        return false;
+    };
+
+    error
+        .try_downcast_ref::<PgDatabaseError>()
+        .is_some_and(|error| !matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic))
 }
 
 impl Debug for PgConnection {

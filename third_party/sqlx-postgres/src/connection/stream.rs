@@ -127,6 +127,19 @@ impl PgStream {
         }
     }
 
+    // wait for the first byte of a message, or for the end of the connection; cancel-safe
+    pub(crate) async fn has_input(&mut self) -> Result<(), Error> {
+        self.inner
+            .try_read(|buf| {
+                Ok(if buf.is_empty() {
+                    ControlFlow::Continue(1)
+                } else {
+                    ControlFlow::Break(())
+                })
+            })
+            .await
+    }
+
     async fn recv_whenever(&mut self) -> Result<ReceivedMessage, Error> {
         loop {
             self.pass_over_unread().await?;
