@@ -68,13 +68,16 @@ impl fmt::Debug for ConsumerConfig {
 }
 
 /// The host's defaults; the configuration and the policy may change them.
-const DEFAULTS: &[(&str, &str)] = &[
+pub(crate) const DEFAULTS: &[(&str, &str)] = &[
     ("client.id", "oncebox"),
     ("auto.commit.interval.ms", "500"),
     ("partition.assignment.strategy", "cooperative-sticky"),
     // librdkafka's own prefetch, over all partitions, in addition to the partitions' bounds.
     ("queued.min.messages", "10000"),
     ("queued.max.messages.kbytes", "16384"),
+    // Until the library looks again whether its queue is full. It was a second, in which a consumer
+    // that empties the queue stands still.
+    ("fetch.queue.backoff.ms", "10"),
     // A pause discards the records that librdkafka has prefetched of the partition. Small
     // fetches keep that cheap. A batch larger than this is still fetched whole.
     ("fetch.message.max.bytes", "262144"),
@@ -177,6 +180,9 @@ const HOST_ONLY: &[&str] = &[
     // Patterns, which the client compiles with the C library.
     "topic.blacklist",
 ];
+/// Pauses below which the client's threads would spin, while a queue is full or while brokers
+/// refuse. Shorter ones are raised to these, in milliseconds.
+const LEAST_MS: &[(&str, u64)] = &[("fetch.queue.backoff.ms", 10), ("fetch.error.backoff.ms", 10)];
 /// The endings of further such properties.
 const HOST_ONLY_ENDINGS: &[&str] = &[".location", ".file", ".cmd", ".url"];
 const HOST_ONLY_REASON: &str = "it reaches into the host; ask for it in the host's configuration";
@@ -297,6 +303,15 @@ impl ConsumerConfig {
         for (name, value) in self.host_properties.iter().chain(&self.kafka.properties) {
             config.set(name, value);
         }
+        for (name, least) in LEAST_MS {
+            if self
+                .property(name)
+                .and_then(|ms| ms.parse::<u64>().ok())
+                .is_some_and(|ms| ms < *least)
+            {
+                config.set(*name, least.to_string());
+            }
+        }
         for (name, value) in FIXED {
             config.set(*name, *value);
         }
@@ -363,6 +378,17 @@ mod tests {
         ] {
             assert!(refused(&with(&[(name, "x")], &[])).contains(name));
             assert_eq!(refused(&with(&[], &[(name, "x")])), "");
+        }
+    }
+
+    #[test]
+    fn no_pause_is_so_short_that_a_thread_spins() {
+        for (name, _) in LEAST_MS {
+            for (asked, set) in [("0", "10"), ("9", "10"), ("11", "11")] {
+                for config in [with(&[(name, asked)], &[]), with(&[], &[(name, asked)])] {
+                    assert_eq!(config.client_config().expect("sound").get(name), Some(set));
+                }
+            }
         }
     }
 

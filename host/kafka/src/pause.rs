@@ -1,28 +1,13 @@
 //! Pausing a partition whose queue is full or whose worker backs off, and resuming it.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
-
-use tokio::{
-    task::JoinSet,
-    time::{Instant, timeout_at},
-};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{client::Client, metric::Labels, partition_state::PartitionState};
-
-/// The longest wait for the request that wakes a broker's thread.
-const WAKE_BROKER: Duration = Duration::from_secs(1);
-/// The most such requests at one time; one wakes the thread for all partitions of its broker.
-const WAKING_MAX: usize = 16;
 
 /// The partitions for the poll thread to pause before its next poll, each at most once.
 #[derive(Default)]
 pub(crate) struct PauseList {
     partitions: Mutex<Vec<Arc<PartitionState>>>,
-    /// Requests that wake brokers' threads.
-    waking: Mutex<JoinSet<()>>,
 }
 
 impl PauseList {
@@ -54,10 +39,7 @@ impl PauseList {
                 self.push(state);
             } else if pause.done {
                 match client.set_paused(&state.partition, false) {
-                    Ok(()) => {
-                        pause.done = false;
-                        self.wake_broker(client, state);
-                    }
+                    Ok(()) => pause.done = false,
                     // The pause is wanted again; the next tick tries to resume again.
                     Err(error) => {
                         pause.wanted = true;
@@ -66,27 +48,6 @@ impl PauseList {
                 }
             }
         });
-    }
-
-    /// Sends the partition's leader a request, to wake librdkafka's thread of that broker.
-    /// librdkafka notes a resume on its main thread only. The broker's thread, with nothing to
-    /// fetch, sleeps for up to a second, until a request to send or its answer wakes it. The answer
-    /// is ignored.
-    fn wake_broker(&self, client: &Arc<Client>, state: &PartitionState) {
-        let mut waking = self.waking.lock().unwrap_or_else(PoisonError::into_inner);
-        while waking.try_join_next().is_some() {}
-        if waking.len() < WAKING_MAX {
-            let (client, partition) = (Arc::clone(client), state.partition.clone());
-            waking.spawn_blocking(move || drop(client.watermarks(&partition, WAKE_BROKER)));
-        }
-    }
-
-    /// Waits for the requests of [`Self::wake_broker`], until `deadline`: they hold the client, and
-    /// the poll thread should hold its last reference.
-    pub(crate) async fn quiet(&self, deadline: Instant) {
-        let mut waking =
-            std::mem::take(&mut *self.waking.lock().unwrap_or_else(PoisonError::into_inner));
-        while let Ok(Some(_)) = timeout_at(deadline, waking.join_next()).await {}
     }
 
     /// Pauses the listed partitions whose pause is still wanted. Called on the poll thread.

@@ -135,7 +135,6 @@ impl EventLoop {
             // A request that is under way ends by itself and does not delay leaving the group.
             checking.abort();
         }
-        self.shared.pauses.quiet(deadline).await;
         self.publish(ConsumerState::Ended);
         let unfinished = self.leaving.len();
         let Self { shared, events, workers, stop, left, .. } = self;

@@ -2001,6 +2001,12 @@ static void rd_kafka_toppar_pause_resume(rd_kafka_toppar_t *rktp,
                 rktp->rktp_flags &= ~flag;
 
                 if (rk->rk_type == RD_KAFKA_CONSUMER) {
+                        /* Wake-up broker thread which might be idling on IO,
+                         * since it had nothing to fetch. */
+                        if (rktp->rktp_broker)
+                                rd_kafka_broker_wakeup(rktp->rktp_broker,
+                                                       "fetch resume");
+
                         rd_kafka_dbg(
                             rk, TOPIC, pause ? "PAUSE" : "RESUME",
                             "%s %s [%" PRId32 "]: at %s (state %s, v%d)",
