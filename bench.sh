@@ -4,7 +4,7 @@
 #
 #   ./bench.sh                     everything but what lasts
 #   ./bench.sh --quick             one short round, without plots
-#   ./bench.sh --variants b,c,d    some of a, b, b1, c, c1, c2, c3, d, e, f, g:<language>
+#   ./bench.sh --variants b,c,d    some of a, b, b1, c, c1, c2, c3, d, d64, e, f, g:<language>
 #   ./bench.sh --parts history,removal,soak   what lasts: hours, and tens of gigabytes of disk
 #   ./bench.sh --parts outgoing    outgoing messages, beside an outbox by hand: half an hour
 #   ./bench.sh --parts hosts       one host and two, and pauses while one leaves and comes

@@ -32,6 +32,7 @@ pub fn write(root: &Path, report: &Report) -> Result<()> {
         ("fairness", tables::fairness(report)),
         ("isolation", tables::isolation(report, false)),
         ("statements", tables::statements(report)),
+        ("network", tables::network::table(report)),
         ("claims", tables::claims(report)),
     ];
     let plots = [

@@ -10,6 +10,7 @@ mod isolation;
 mod latency;
 mod load;
 mod measure;
+mod network;
 mod options;
 mod outgoing;
 mod pages;
@@ -181,6 +182,9 @@ async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
     }
     if options.wants(Part::Claims) {
         report.claims = claims::measure(bench).await?;
+    }
+    if options.wants(Part::Network) {
+        report.network = network::measure(bench, &lettered, rounds, seconds).await?;
     }
     if options.wants(Part::Plots) {
         report.payloads = sweep::payloads(bench, &mut pace, &lettered).await?;

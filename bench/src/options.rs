@@ -11,7 +11,7 @@ use crate::{history, load::Workload, outgoing, pages, soak, variants::Variant};
 #[derive(Parser)]
 #[command(name = "bench.sh", about)]
 pub struct Options {
-    /// Variants: a, b, b1, c, c1, c2, c3, d, e, f, `g:<language>`. By default all that can run.
+    /// Variants: a, b, b1, c, c1, c2, c3, d, d64, e, f, `g:<language>`. By default all that can run.
     #[arg(long, value_delimiter = ',')]
     pub variants: Vec<Variant>,
     /// Parts. By default all but `history`, `removal`, `outgoing`, `hosts`, `pages` and `soak`, which take long; with
@@ -94,6 +94,8 @@ pub enum Part {
     Statements,
     /// Cost of the claim alone.
     Claims,
+    /// Throughput where the database is 0.5 and 2 ms away.
+    Network,
     /// Throughput by payload and by transaction size.
     Plots,
     /// Throughput and claims beside up to 50 million messages in the inbox.

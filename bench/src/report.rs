@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     claims::ClaimCost, fairness::FairnessPair, history::History, hosts::Hosts,
-    isolation::Isolation, latency::Latency, load::Workload, measure::Cpu, outgoing::Outgoing,
-    pages::Pages, removal::figures::RemovalRound, run::Figures, soak::Soak, statements::Statements,
-    swaps::Gaps, sweep::Point, variants::Variant,
+    isolation::Isolation, latency::Latency, load::Workload, measure::Cpu, network::Distance,
+    outgoing::Outgoing, pages::Pages, removal::figures::RemovalRound, run::Figures, soak::Soak,
+    statements::Statements, swaps::Gaps, sweep::Point, variants::Variant,
 };
 
 /// Everything that one call of the benchmark measured.
@@ -33,6 +33,9 @@ pub struct Report {
     pub statements: Vec<Statements>,
     /// Cost of a claim in the database.
     pub claims: Vec<ClaimCost>,
+    /// Throughput where the database is away.
+    #[serde(default)]
+    pub network: Vec<Distance>,
     /// Throughput by the size of the payload.
     pub payloads: Vec<Point>,
     /// Throughput by the size of a transaction.
@@ -165,6 +168,7 @@ impl Report {
             isolation: Vec::new(),
             statements: Vec::new(),
             claims: Vec::new(),
+            network: Vec::new(),
             payloads: Vec::new(),
             batches: Vec::new(),
             history: None,

@@ -11,10 +11,12 @@ use rdkafka::{
 };
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
+use url::Url;
 
 use crate::{
     load::{Load, Topics, ends},
     measure::{Cpu, Parties, Sampler, Samples, by_thread},
+    network,
     sent::{self, sent_topic},
     servers::{Database, Servers},
     variants::{Batch, Programs, Setting, Variant, host, spawn, tail},
@@ -75,6 +77,8 @@ pub struct Bench {
     pub programs: Programs,
     /// Logs of the measured processes.
     pub logs: PathBuf,
+    /// Round trip between the processes that are started and the database; none on loopback.
+    pub round_trip: Option<Duration>,
     runs: u32,
 }
 
@@ -93,7 +97,7 @@ pub struct Started {
 impl Bench {
     /// Creates a bench on running servers.
     pub fn new(servers: Servers, topics: Topics, programs: Programs, logs: PathBuf) -> Self {
-        Self { servers, topics, programs, logs, runs: 0 }
+        Self { servers, topics, programs, logs, round_trip: None, runs: 0 }
     }
 
     /// Runs a job to its end, checks its effects, and returns its figures.
@@ -151,9 +155,10 @@ impl Bench {
         if job.variant.sends() {
             self.topics.for_sent(&group, job.load.partitions).await?;
         }
+        let away = self.away(&database)?;
         let setting = Setting {
             servers: &self.servers,
-            database: &database,
+            database: &away,
             load: &job.load,
             topic,
             group: &group,
@@ -163,6 +168,19 @@ impl Bench {
         };
         let child = job.variant.start(&setting).await?;
         self.sampled(child, database, group, log)
+    }
+
+    /// Returns a database as the measured processes see it.
+    pub fn away(&self, database: &Database) -> Result<Database> {
+        let Some(round_trip) = self.round_trip else { return Ok(database.clone()) };
+        let mut url = Url::parse(&database.url).context("the database has no URL")?;
+        let server = url.socket_addrs(|| Some(5432)).context("the database has no address")?;
+        let address = network::listen(server[0], round_trip)?;
+        url.set_host(Some(&address.ip().to_string()))?;
+        url.set_port(Some(address.port())).ok().context("the database's URL takes no port")?;
+        let mut away = database.clone();
+        away.url = url.into();
+        Ok(away)
     }
 
     /// Starts a host on a database that holds its consumer already, whose group is `group`.

@@ -4,6 +4,8 @@
 pub mod lasting;
 // The tables of outgoing messages.
 pub mod outgoing;
+// The table of a database that is away.
+pub mod network;
 // The tables of several hosts.
 pub mod hosts;
 // The table of the console's pages.
@@ -98,6 +100,7 @@ pub fn terminal(report: &Report) -> String {
         isolation(report, true),
         statements(report),
         claims(report),
+        network::table(report),
         light(report),
     ]);
     tables.extend(lasting::history(report, true));

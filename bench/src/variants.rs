@@ -36,6 +36,8 @@ pub enum Variant {
     Component,
     /// (d) Written by hand: rdkafka and sqlx, a transaction per message.
     ByHand,
+    /// (d64) As (d), with up to 64 messages per transaction.
+    ByHandBatch,
     /// (e) The host with the component that takes whole batches.
     BatchComponent,
     /// (f) Written by hand for Node.js: kafkajs and pg.
@@ -59,15 +61,17 @@ pub enum Variant {
 }
 
 use Variant::{
-    BatchComponent, ByHand, ByHandOutbox, Component, ComponentAlone, ComponentEmitting,
-    ComponentLight, ComponentQuiet, ComponentTraced, Language, Native, NativeAlone, Node, Pgbench,
+    BatchComponent, ByHand, ByHandBatch, ByHandOutbox, Component, ComponentAlone,
+    ComponentEmitting, ComponentLight, ComponentQuiet, ComponentTraced, Language, Native,
+    NativeAlone, Node, Pgbench,
 };
 
-const LETTERS: [(&str, Variant); 10] = [
+const LETTERS: [(&str, Variant); 11] = [
     ("a", Pgbench),
     ("b", Native),
     ("c", Component),
     ("d", ByHand),
+    ("d64", ByHandBatch),
     ("e", BatchComponent),
     ("f", Node),
     ("b1", NativeAlone),
@@ -107,6 +111,7 @@ impl Variant {
             Native => "inbox core, plain Rust handler, no Wasm".to_owned(),
             Component => "oncebox, component".to_owned(),
             ByHand => "by hand: rdkafka + sqlx, a transaction per message".to_owned(),
+            ByHandBatch => "by hand: rdkafka + sqlx, 64 messages per transaction".to_owned(),
             BatchComponent => "oncebox, component that takes batches".to_owned(),
             Node => "by hand: kafkajs + pg, a transaction per message".to_owned(),
             NativeAlone => "inbox core, one message per transaction".to_owned(),
@@ -122,7 +127,7 @@ impl Variant {
 
     /// Returns whether the variant needs the host's schema.
     pub fn is_host(&self) -> bool {
-        !matches!(self, Pgbench | ByHand | ByHandOutbox | Node)
+        !matches!(self, Pgbench | ByHand | ByHandBatch | ByHandOutbox | Node)
     }
 
     /// Returns whether the variant sends a record to the broker for each message.
@@ -142,7 +147,7 @@ impl Variant {
             BatchComponent => 15_000.0,
             Native => 6_000.0,
             Component | ComponentLight | ComponentQuiet | ComponentTraced => 4_500.0,
-            ComponentEmitting => 3_000.0,
+            ComponentEmitting | ByHandBatch => 3_000.0,
             Pgbench | ByHand | ByHandOutbox => 1_500.0,
             Node | NativeAlone | ComponentAlone | Language(_) => 800.0,
         }
@@ -179,7 +184,7 @@ impl FromStr for Variant {
         found.ok_or_else(|| {
             anyhow!(
                 "there is no variant `{letter}`; there are a, b, b1, c, c1, c2, \
-            c3, d, e, f and g:<language>"
+            c3, d, d64, e, f and g:<language>"
             )
         })
     }
@@ -241,7 +246,7 @@ impl Programs {
             Pgbench => pgbench::program()
                 .is_none()
                 .then(|| "there is no `pgbench`; install PostgreSQL's client programs".to_owned()),
-            Native | NativeAlone | ByHand => None,
+            Native | NativeAlone | ByHand | ByHandBatch => None,
             ByHandOutbox | ComponentEmitting | ComponentQuiet => None,
             Node => needs(
                 node::dir(self).join("node_modules"),
@@ -280,8 +285,9 @@ impl Variant {
     pub async fn start(&self, setting: &Setting<'_>) -> Result<Child> {
         let command = match self {
             Pgbench => pgbench::command(setting)?,
-            ByHand => by_hand::command(setting, false),
-            ByHandOutbox => by_hand::command(setting, true),
+            ByHand => by_hand::command(setting, 1, false),
+            ByHandBatch => by_hand::command(setting, Batch::DEFAULT.messages_max, false),
+            ByHandOutbox => by_hand::command(setting, 1, true),
             ComponentEmitting => emitting::command(setting, true).await?,
             ComponentQuiet => emitting::command(setting, false).await?,
             Node => node::command(setting),

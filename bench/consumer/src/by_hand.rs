@@ -4,10 +4,16 @@
 //! It is generous in three ways. Each partition has a consumer and a connection of its own. The
 //! connection is not pinged before each use, as sqlx's pool would. Statements stay prepared.
 //!
+//! With `--messages-max` above one it shares a transaction among the messages that are there: one
+//! statement claims their ids, sorted, so that two consumers cannot lock them crosswise.
+//!
 //! With an outbox, the transaction also inserts what is to be sent of the message (`outbox.rs`).
+
+use std::collections::HashSet;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use futures::FutureExt;
 use rdkafka::{
     ClientConfig, Message,
     consumer::{Consumer, StreamConsumer},
@@ -32,12 +38,20 @@ pub(crate) struct ByHandOptions {
     /// Partitions of the topic, and consumers that join the group.
     #[arg(long)]
     partitions: usize,
+    /// Most messages of a transaction.
+    #[arg(long, default_value_t = 1)]
+    messages_max: usize,
     /// A topic to which an outbox sends a record of each message. By default there is none.
     #[arg(long)]
     outbox_to: Option<String>,
 }
 
 const CLAIM: &str = "INSERT INTO processed (message_id) VALUES ($1) ON CONFLICT DO NOTHING";
+/// Claims ids and returns the new ones. Its transaction commits what is done, or nothing.
+const CLAIM_ALL: &str = "INSERT INTO processed (message_id, done) SELECT DISTINCT id, true FROM \
+    unnest($1::text[]) AS o(id) ORDER BY id ON CONFLICT DO NOTHING RETURNING message_id";
+/// SQLSTATE of a transaction that was rolled back to end a deadlock.
+const DEADLOCK: &str = "40P01";
 const DONE: &str = "UPDATE processed SET done = true WHERE message_id = $1";
 
 pub(crate) async fn run(options: ByHandOptions) -> Result<()> {
@@ -47,7 +61,11 @@ pub(crate) async fn run(options: ByHandOptions) -> Result<()> {
         let connection = PgConnection::connect(&options.servers.database)
             .await
             .context("failed to connect to the database")?;
-        consumers.spawn(consume(consumer, connection, options.outbox_to.is_some()));
+        if options.messages_max > 1 {
+            consumers.spawn(consume_batches(consumer, connection, options.messages_max));
+        } else {
+            consumers.spawn(consume(consumer, connection, options.outbox_to.is_some()));
+        }
     }
     let (mut pollers, stop) = (JoinSet::new(), CancellationToken::new());
     if let Some(topic) = options.outbox_to {
@@ -90,6 +108,46 @@ async fn consume(
         process(&mut connection, &message, has_outbox).await?;
         consumer.store_offset_from_message(&message).context("failed to store an offset")?;
     }
+}
+
+async fn consume_batches(
+    consumer: StreamConsumer,
+    mut connection: PgConnection,
+    messages_max: usize,
+) -> Result<()> {
+    loop {
+        let mut batch = vec![consumer.recv().await.context("failed to receive")?];
+        while batch.len() < messages_max
+            && let Some(message) = consumer.recv().now_or_never()
+        {
+            batch.push(message.context("failed to receive")?);
+        }
+        while let Err(error) = process_batch(&mut connection, &batch).await {
+            // Two batches that update the same accounts in another order.
+            let is_deadlock = error.downcast_ref::<sqlx::Error>().is_some_and(|error| {
+                error.as_database_error().is_some_and(|error| error.code() == Some(DEADLOCK.into()))
+            });
+            anyhow::ensure!(is_deadlock, error);
+        }
+        for message in &batch {
+            consumer.store_offset_from_message(message).context("failed to store an offset")?;
+        }
+    }
+}
+
+async fn process_batch(connection: &mut PgConnection, batch: &[BorrowedMessage<'_>]) -> Result<()> {
+    let ids = batch.iter().map(message_id).collect::<Result<Vec<_>>>()?;
+    let mut tx = connection.begin().await?;
+    let new: Vec<String> = sqlx::query_scalar(CLAIM_ALL).bind(&ids).fetch_all(&mut *tx).await?;
+    let mut new: HashSet<_> = new.into_iter().collect();
+    for (message, id) in batch.iter().zip(ids) {
+        if new.remove(id) {
+            let payload = message.payload().unwrap_or_default();
+            let order: Order = serde_json::from_slice(payload).context("malformed payload")?;
+            anyhow::ensure!(order.apply(&mut tx).await?, "no account {}", order.account);
+        }
+    }
+    Ok(tx.commit().await?)
 }
 
 async fn process(
