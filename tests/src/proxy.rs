@@ -68,6 +68,8 @@ struct Way {
     has_swallowed: AtomicBool,
     /// A COMMIT was let through, and nothing comes back from here on.
     is_withheld: AtomicBool,
+    /// It ends when the client sends something.
+    is_doomed: AtomicBool,
     /// The server waits for the client.
     is_ready: AtomicBool,
     cut: CancellationToken,
@@ -144,6 +146,14 @@ impl Proxy {
     pub fn close(&self) {
         self.shared.is_closed.store(true, Ordering::SeqCst);
         self.cut();
+    }
+
+    /// End each connection that there is as soon as its client sends something, which has heard of
+    /// nothing until then.
+    pub fn cut_when_used(&self) -> usize {
+        let ways: Vec<_> = lock(&self.shared.ways).iter().filter_map(Weak::upgrade).collect();
+        ways.iter().for_each(|way| way.is_doomed.store(true, Ordering::SeqCst));
+        ways.len()
     }
 
     /// Swallow what goes through the connections that there are, and keep them open. New ones work.
@@ -255,6 +265,9 @@ async fn up(shared: &Shared, way: &Way, client: &mut OwnedReadHalf, server: &mut
         if way.is_hole.load(Ordering::SeqCst) {
             shared.swallowed(way);
             continue;
+        }
+        if way.is_doomed.load(Ordering::SeqCst) {
+            return;
         }
         if way.is_ready.swap(false, Ordering::SeqCst) {
             shared.trips.fetch_add(1, Ordering::SeqCst);

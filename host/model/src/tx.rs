@@ -115,29 +115,48 @@ impl Tx {
     /// Starts a statement. Call [`OpenStatement::finish`] when its answer has been read: a
     /// statement that is dropped before that condemns the connection.
     pub async fn statement(&self) -> OpenStatement<'_> {
+        let statement = self.open().await;
+        self.silence.asked();
+        statement
+    }
+
+    async fn open(&self) -> OpenStatement<'_> {
         let mut state = self.state.lock().await;
         state.in_flight = true;
         state.statements += 1;
-        self.silence.asked();
         OpenStatement { state, meter: &self.meter, silence: &self.silence, sent: Instant::now() }
     }
 
-    /// Enqueues a statement of the host: it is sent with the next one, which answers its error.
-    /// Where a fail point is armed, it is sent at once.
+    /// Enqueues a statement of the host: it is sent with the next one, which answers its error. At
+    /// the fail point `point` it is sent at once, so that a host that is killed there has sent it.
     ///
     /// # Errors
     ///
     /// Fails where the statement has to be prepared first, and cannot be.
-    pub async fn enqueue<'q>(&self, query: impl Execute<'q, Postgres>) -> Result<(), sqlx::Error> {
-        let mut statement = self.statement().await;
+    pub async fn enqueue<'q>(
+        &self,
+        query: impl Execute<'q, Postgres>,
+        point: Option<&'static str>,
+    ) -> Result<(), sqlx::Error> {
+        let mut statement = self.open().await;
         let connection = statement.connection();
         let enqueued = bounded(async {
             connection.enqueue(query).await?;
-            if hooks::is_armed() { connection.send_enqueued().await } else { Ok(()) }
+            if point.is_some_and(hooks::is_armed) {
+                connection.send_enqueued().await
+            } else {
+                Ok(())
+            }
         });
-        let enqueued = enqueued.await;
-        statement.finish(enqueued.as_ref().err());
-        enqueued
+        match enqueued.await {
+            Ok(()) => statement.state.in_flight = false, // the database was asked nothing
+            Err(error) => {
+                statement.finish(Some(&error));
+                return Err(error);
+            }
+        }
+        point.into_iter().for_each(hooks::point);
+        Ok(())
     }
 
     /// Returns the number of statements sent so far, the host's included.
@@ -241,9 +260,11 @@ impl OpenStatement<'_> {
 
     /// Ends the statement, whose answer has been read to the end. An error answered by PostgreSQL
     /// aborts the transaction. An error of the client's own leaves the connection sound. Any other
-    /// error means that the connection is lost.
+    /// error means that the connection is lost. So does one of what the host enqueued before, such
+    /// as BEGIN: that is no error of this statement, and nothing is known about the session.
     pub fn finish(mut self, error: Option<&sqlx::Error>) {
         self.state.in_flight = false;
+        self.state.broken |= self.state.connection.take_failed_enqueued().is_some();
         match error {
             None => self.silence.answered(),
             Some(error) => match answered(error) {

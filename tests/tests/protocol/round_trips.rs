@@ -82,6 +82,36 @@ async fn a_connection_that_died_while_it_was_idle_costs_no_message_its_transacti
     fixture.finish().await;
 }
 
+/// What could go wrong: each of the idle connections that died unnoticed costs a message an attempt
+/// of its own; or the tenant's other transactions do not learn that they broke together.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_died_unnoticed_cost_one_attempt_together() {
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let proxy = proxy_of(&fixture).await;
+    let host = fixture.host_through(&consumer, proxy.address(), &SessionSettings::default());
+    // Five messages at the same time leave five idle connections.
+    let waiting: Vec<_> = (0..5)
+        .map(|number| {
+            let (host, record) = (host.clone(), record(0, &format!("w{number}"), "gate w"));
+            tokio::spawn(async move { deliver(&host, &[record]).await })
+        })
+        .collect();
+    fixture.script.gate("w").reached(5).await;
+    fixture.script.gate("w").open();
+    for delivered in waiting {
+        assert!(delivered.await.unwrap().is_empty());
+    }
+    let mut partition = open(&host, 100).await;
+    assert!(proxy.cut_when_used() >= 5);
+    let errors = drive(&mut partition, &[record(100, "a", "")]).await;
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert_eq!(fixture.effects(&consumer, "a").await, 1);
+    assert!(drive(&mut partition, &[record(101, "b", "")]).await.is_empty());
+    partition.close().await;
+    fixture.finish().await;
+}
+
 /// A statement, and the code of its error.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Step {
@@ -89,18 +119,27 @@ enum Step {
     Raw,
     /// One that returns more than a buffer of the network holds.
     Rows,
+    /// One that the server says more about than an answer: notices, and a new setting.
+    Noise,
     Divide,
     RawDivide,
     Forgotten,
 }
 
-const STEPS: [Step; 6] =
-    [Step::Insert, Step::Raw, Step::Rows, Step::Divide, Step::RawDivide, Step::Forgotten];
+const STEPS: [Step; 7] = [
+    Step::Insert,
+    Step::Raw,
+    Step::Rows,
+    Step::Noise,
+    Step::Divide,
+    Step::RawDivide,
+    Step::Forgotten,
+];
 
 impl Step {
     fn error(self) -> Option<&'static str> {
         match self {
-            Self::Insert | Self::Raw | Self::Rows => None,
+            Self::Insert | Self::Raw | Self::Rows | Self::Noise => None,
             Self::Divide | Self::RawDivide => Some("22012"),
             Self::Forgotten => Some("26000"),
         }
@@ -120,6 +159,12 @@ impl Step {
             Self::Forgotten => connection.enqueue(sqlx::query(Self::FORGET).bind(1)),
             Self::Raw => {
                 connection.enqueue(sqlx::raw_sql("INSERT INTO t VALUES (2), (3)")).await.unwrap();
+                return;
+            }
+            Self::Noise => {
+                let noise = "SET TIME ZONE 'Asia/Tokyo'; SET TIME ZONE 'UTC'; DO $$ BEGIN RAISE NOTICE \
+                    'n'; END $$";
+                connection.enqueue(sqlx::raw_sql(noise)).await.unwrap();
                 return;
             }
             Self::RawDivide => {
@@ -160,7 +205,7 @@ async fn an_error_is_that_of_the_statement_that_raised_it() {
     }
     let mut failed = 0;
     for order in &orders {
-        for end in ["COMMIT", "SELECT 1 / 0", "WAIT", "PING", "UNPREPARED"] {
+        for end in ["COMMIT", "SELECT 1 / 0", "WAIT", "PING", "UNPREPARED", "BAD"] {
             let what = format!("{order:?}, {end}");
             connection.enqueue(sqlx::raw_sql("BEGIN")).await.unwrap();
             for step in order {
@@ -180,13 +225,20 @@ async fn an_error_is_that_of_the_statement_that_raised_it() {
                     let query = sqlx::query(sqlx::AssertSqlSafe(text)).bind(1);
                     (query.fetch_one(&mut connection).await.map(drop), None)
                 }
+                "BAD" => {
+                    // It cannot be prepared; what is enqueued goes first.
+                    let query = sqlx::query("SELECT no_such_column, $1").bind(1);
+                    (query.fetch_one(&mut connection).await.map(drop), Some("42703"))
+                }
                 "COMMIT" => (connection.execute("COMMIT").await.map(drop), None),
                 end => (connection.execute(end).await.map(drop), Some("22012")),
             };
-            let is_enqueueds = connection.take_failed_enqueued();
+            let failed = connection.take_failed_enqueued();
             assert_eq!(answer.as_ref().err().map(code).as_deref(), error.or(own), "{what}");
-            assert_eq!(is_enqueueds, error.is_some(), "{what}");
-            assert!(!connection.take_failed_enqueued(), "{what}: told once");
+            // BEGIN is the first one.
+            let place = order.iter().position(|step| step.error().is_some()).map(|at| at + 1);
+            assert_eq!(failed, place, "{what}");
+            assert_eq!(connection.take_failed_enqueued(), None, "{what}: told once");
             connection.execute("ROLLBACK").await.unwrap();
             // The answers of later statements are their own.
             let rows = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM t");
@@ -199,7 +251,7 @@ async fn an_error_is_that_of_the_statement_that_raised_it() {
             connection.execute("TRUNCATE t").await.unwrap();
         }
     }
-    assert!(failed > 100 && orders.len() == 43, "{failed} of {}", orders.len());
+    assert!(failed > 100 && orders.len() == 57, "{failed} of {}", orders.len());
     fixture.finish().await;
 }
 
@@ -238,6 +290,37 @@ async fn a_statement_that_is_prepared_waits_for_nothing_before_it() {
     fixture.finish().await;
 }
 
+/// What could go wrong: a connection that the server closed, or says something on, passes for one
+/// that nothing happened to; or one that waits for an answer does.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_server_says_by_itself_is_noticed() {
+    let fixture = InboxFixture::new().await;
+    for ended in [true, false] {
+        let mut connection = fixture.superuser().await;
+        connection.execute("LISTEN said").await.unwrap();
+        let pid: i32 =
+            sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut connection).await.unwrap();
+        assert!(connection.is_quiet() && connection.is_quiet(), "nothing happened");
+        match ended {
+            true => fixture.execute(format!("SELECT pg_terminate_backend({pid})")).await,
+            false => fixture.execute("NOTIFY said").await,
+        }
+        let began = Instant::now();
+        while connection.is_quiet() {
+            assert!(began.elapsed() < DEADLINE, "ended: {ended}");
+            sleep(std::time::Duration::from_millis(1)).await;
+        }
+        assert!(connection.execute("SELECT 1").await.is_err(), "the look has lost nothing");
+    }
+    let mut connection = fixture.superuser().await;
+    connection.enqueue(sqlx::raw_sql("SELECT 1")).await.unwrap();
+    assert!(!connection.is_quiet(), "an answer is due");
+    connection.wait_for_enqueued().await.unwrap();
+    assert!(connection.is_quiet());
+    connection.close().await.unwrap();
+    fixture.finish().await;
+}
+
 /// What could go wrong: the server ends a session in the middle of what was sent to it, and the
 /// host takes the answer of an earlier statement for that of COMMIT, or waits for ever.
 #[tokio::test(flavor = "multi_thread")]
@@ -266,7 +349,6 @@ async fn a_session_that_ends_among_them_answers_nothing() {
             let (answer, ()) = tokio::join!(timeout(DEADLINE, committing), terminating);
             let error = answer.expect("an answer in time").unwrap_err();
             assert!(answered(&error).is_none(), "{end}: the connection is lost: {error}");
-            assert!(!connection.is_quiet(), "{end}: it is not used again");
         }
     }
     fixture.finish().await;

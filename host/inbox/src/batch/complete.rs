@@ -435,9 +435,7 @@ pub async fn enqueue_completion(
         hooks::point("outgoing:insert:before");
         with_outgoing!(emitted, completion_call, transaction, consumer_id, completion)
     };
-    transaction.tx().enqueue(query).await?;
-    hooks::point("inbox:complete:after");
-    Ok(())
+    Ok(transaction.tx().enqueue(query, Some("inbox:complete:after")).await?)
 }
 
 #[cfg(test)]

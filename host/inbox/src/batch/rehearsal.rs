@@ -184,7 +184,7 @@ impl<'a> Rehearsal<'a> {
     async fn complete(&self, state: BatchState<'_>) -> Result<Settled, Abort> {
         let transaction = self.transaction();
         let settled = state.complete(transaction).await?;
-        transaction.answers().await.map_err(|error| at_completion(error.into()))?;
+        transaction.wait_for_enqueued().await.map_err(|error| at_completion(error.into()))?;
         Ok(settled)
     }
 
@@ -192,7 +192,7 @@ impl<'a> Rehearsal<'a> {
     async fn write(&self, completion: &Completion) -> Result<(), InboxError> {
         let transaction = self.transaction();
         enqueue_completion(transaction, self.consumer.consumer_id, completion).await?;
-        Ok(transaction.answers().await?)
+        Ok(transaction.wait_for_enqueued().await?)
     }
 
     /// Undoes a delivery whose transaction would be aborted, and records its failure as the host

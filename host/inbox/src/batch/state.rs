@@ -2,7 +2,7 @@
 //!
 //! [`BatchState::open`] claims the messages of a batch, or resumes a leased one.
 //! [`BatchState::next`] chooses the messages that run next, by order, sequence, group and time.
-//! [`BatchState::complete`] writes the results as the host's last statement before COMMIT.
+//! [`BatchState::complete`] enqueues the results, as the host's last statement before COMMIT.
 
 use oncebox_model::{
     error::InboxError,

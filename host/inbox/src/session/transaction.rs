@@ -1,7 +1,10 @@
 //! A transaction of a tenant: how it begins, how it commits, and how it ends otherwise.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -34,6 +37,8 @@ pub struct Transaction<'a> {
     /// End of the transaction before this one on its connection; none where there was none.
     used_before: Option<Instant>,
     permit: Option<OwnedSemaphorePermit>,
+    /// Whether a statement was answered, or BEGIN was.
+    has_begun: AtomicBool,
 }
 
 /// A statement of the host with its bound values.
@@ -144,18 +149,20 @@ impl Sessions {
         begin: Begin,
     ) -> Result<Transaction<'_>, InboxError> {
         const BEGIN: &str = "RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
-        let begin_now = sqlx::raw_sql(BEGIN);
+        const POINT: &str = "inbox:begin:after";
+        let query = sqlx::raw_sql(BEGIN);
         // A connection that was closed, or has something to say, is tried by itself.
-        if begin == Begin::WithFirst && session.connection.is_quiet() {
-            session.connection.enqueue(begin_now).await?;
-            if hooks::is_armed() {
-                session.connection.send_enqueued().await?; // what a killed host has sent
+        let has_begun = begin == Begin::Now || !session.connection.is_quiet();
+        if !has_begun {
+            session.connection.enqueue(query).await?;
+            if hooks::is_armed(POINT) {
+                session.connection.send_enqueued().await?;
             }
-            hooks::point("inbox:begin:after");
+            hooks::point(POINT);
         } else {
             let sent = Instant::now();
             self.silence.asked();
-            bounded(session.connection.execute(begin_now)).await?;
+            bounded(session.connection.execute(query)).await?;
             self.silence.answered();
             meter.add_database(sent.elapsed());
         }
@@ -170,6 +177,7 @@ impl Sessions {
             access,
             used_before: used_at,
             permit: Some(_permit),
+            has_begun: AtomicBool::new(has_begun),
         })
     }
 }
@@ -205,8 +213,19 @@ impl Transaction<'_> {
     pub(crate) async fn rows(&self, query: HostQuery<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
         let mut statement = self.tx().statement().await;
         let rows = bounded(query.fetch_all(statement.connection())).await;
+        let is_begins = statement.connection().has_failed_enqueued();
         statement.finish(rows.as_ref().err());
-        rows
+        if !self.has_begun.swap(true, Ordering::Relaxed) && self.tx().is_broken().await {
+            // As with a BEGIN that has no answer: the other idle connections are as old.
+            self.sessions.away.lost(None);
+            self.sessions.idle.lock().expect("no panic while held").clear();
+        }
+        match rows {
+            Err(error) if is_begins => {
+                Err(sqlx::Error::Protocol(format!("the transaction did not begin: {error}")))
+            }
+            rows => rows,
+        }
     }
 
     /// Runs a statement of the host that returns one row.
@@ -215,9 +234,10 @@ impl Transaction<'_> {
     }
 
     /// Waits for the answers to what is enqueued.
-    pub(crate) async fn answers(&self) -> Result<(), sqlx::Error> {
+    pub(crate) async fn wait_for_enqueued(&self) -> Result<(), sqlx::Error> {
         let mut statement = self.tx().statement().await;
         let answer = bounded(statement.connection().wait_for_enqueued()).await;
+        statement.connection().take_failed_enqueued(); // the answer that was asked for
         statement.finish(answer.as_ref().err());
         answer
     }
@@ -232,9 +252,21 @@ impl Transaction<'_> {
     /// answer was lost.
     pub async fn commit(self) -> Result<(), CommitError> {
         const COMMIT: &str = "SET CONSTRAINTS ALL IMMEDIATE; COMMIT";
+        const POINT: &str = "inbox:commit:sent";
         let mut statement = self.tx().statement().await;
-        let answer = bounded(statement.connection().execute(sqlx::raw_sql(COMMIT))).await.map(drop);
-        let is_completion = statement.connection().take_failed_enqueued()
+        let connection = statement.connection();
+        let before = connection.enqueued();
+        let answer = bounded(async {
+            connection.enqueue(sqlx::raw_sql(COMMIT)).await?;
+            if hooks::is_armed(POINT) {
+                connection.send_enqueued().await?;
+            }
+            hooks::point(POINT);
+            connection.wait_for_enqueued().await
+        });
+        let answer = answer.await;
+        let failed = statement.connection().take_failed_enqueued();
+        let is_completion = failed.is_some_and(|failed| failed < before)
             && !hooks::sabotage(Defect::CompletionErrorIsCommits);
         statement.finish(answer.as_ref().err());
         match answer {

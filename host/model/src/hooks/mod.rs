@@ -54,16 +54,23 @@ struct Armed {
 /// Marks a step of the protocol; the process dies here when the point is armed.
 #[inline(always)]
 pub fn point(name: &str) {
-    if is_armed() {
+    if STATE.load(Ordering::Relaxed) != IDLE {
         pass(name);
     }
 }
 
-/// Returns whether a point may be armed. The host then sends at once what it would send together
-/// with a later statement, so that a host killed in between has sent it.
+/// Returns whether a point is armed. The host then sends at once what it would send together with a
+/// later statement.
 #[inline(always)]
-pub fn is_armed() -> bool {
-    STATE.load(Ordering::Relaxed) != IDLE
+pub fn is_armed(name: &str) -> bool {
+    STATE.load(Ordering::Relaxed) != IDLE && is_the_armed(name)
+}
+
+#[cold]
+fn is_the_armed(name: &str) -> bool {
+    #[cfg(feature = "test-hooks")]
+    test_hooks::read_environment();
+    armed().as_ref().is_some_and(|armed| armed.name == name)
 }
 
 /// Arms a point: the process dies when it passes the point for the nth time, counted from 1.

@@ -14,6 +14,7 @@ pub const POINTS: &[&str] = &[
     "inbox:complete:before",
     "inbox:complete:after",
     "inbox:commit:before",
+    "inbox:commit:sent",
     "inbox:commit:after",
     "inbox:park:before",
     "inbox:park:after",

@@ -43,7 +43,7 @@ async fn prepare(
 
     // flush and wait until we are re-ready; what was enqueued may have failed
     conn.wait_until_ready().await?;
-    conn.expect_enqueued().await?;
+    conn.finish_enqueued().await?;
 
     // next we send the PARSE command to the server
     conn.inner.stream.write_msg(Parse {
@@ -290,9 +290,12 @@ impl PgConnection {
     /// dropped. Its error is that of the next query, see [`Self::take_failed_enqueued`], whose own
     /// answer is dropped then.
     ///
-    /// A query that is not prepared on this connection yet takes a round trip for that.
+    /// A query that is not prepared on this connection yet takes a round trip for that, and one for
+    /// what was enqueued before it. Queries and [`Self::wait_for_enqueued`] return errors of what was
+    /// enqueued; a ping, for one, leaves them to the next query. Enqueue nothing with large answers:
+    /// nobody reads them while the next query is written.
     pub async fn enqueue<'q>(&mut self, mut query: impl Execute<'q, Postgres>) -> Result<(), Error> {
-        self.inner.failed_enqueued = false;
+        self.inner.failed_enqueued = None;
 
         let arguments = query.take_arguments().map_err(Error::Encode)?;
         let persistent = query.persistent();
@@ -315,7 +318,7 @@ impl PgConnection {
         let mut logger = QueryLogger::new(query, self.inner.log_settings.clone());
         let sql = logger.sql().as_str();
 
-        self.inner.failed_enqueued = false;
+        self.inner.failed_enqueued = None;
 
         let (mut metadata, format) = self
             .write_query(sql, arguments, persistent, metadata_opt)
@@ -324,7 +327,7 @@ impl PgConnection {
         self.inner.stream.flush().await?;
 
         Ok(try_stream! {
-            self.expect_enqueued().await?;
+            self.finish_enqueued().await?;
 
             loop {
                 let message = self.inner.stream.recv().await?;

@@ -77,8 +77,11 @@ pub struct PgConnectionInner {
     // the first error that was answered to one of these, until the query that follows takes it
     enqueued_error: Option<Error>,
 
-    // whether the error of the last query was that of an enqueued one
-    failed_enqueued: bool,
+    // how many of the enqueued queries were answered without an error, before the first one
+    enqueued_done: usize,
+
+    // the place of the enqueued query whose error was that of the last query
+    failed_enqueued: Option<usize>,
 
     // current transaction status
     transaction_status: TransactionStatus,
@@ -124,15 +127,26 @@ impl PgConnection {
         Ok(self.inner.stream.flush().await?)
     }
 
+    /// How many queries are enqueued that were not answered.
+    pub fn enqueued(&self) -> usize {
+        self.inner.enqueued
+    }
+
     /// Send what is enqueued and wait for the answers. Returns the first error among them.
     pub async fn wait_for_enqueued(&mut self) -> Result<(), Error> {
         self.inner.stream.flush().await?;
-        self.expect_enqueued().await
+        self.finish_enqueued().await
     }
 
-    /// Whether the error of the last query was that of a query enqueued before it.
-    pub fn take_failed_enqueued(&mut self) -> bool {
-        std::mem::take(&mut self.inner.failed_enqueued)
+    /// Where the error of the last query was that of a query enqueued before it: the place of that
+    /// one among those that were enqueued, from 0.
+    pub fn take_failed_enqueued(&mut self) -> Option<usize> {
+        self.inner.failed_enqueued.take()
+    }
+
+    /// Whether [`Self::take_failed_enqueued`] would name a query.
+    pub fn has_failed_enqueued(&self) -> bool {
+        self.inner.failed_enqueued.is_some()
     }
 
     // read the answers of the queries that were enqueued, which come before any other, and keep the
@@ -144,6 +158,8 @@ impl PgConnection {
                     if let BackendMessageFormat::ReadyForQuery = message.format {
                         self.handle_ready_for_query(message)?;
                         self.inner.enqueued -= 1;
+                        self.inner.enqueued_done +=
+                            usize::from(self.inner.enqueued_error.is_none());
                     }
                 }
 
@@ -160,14 +176,16 @@ impl PgConnection {
 
     // read the answers of the queries that were enqueued; where one of them is an error, pass over
     // the answers to the query that was sent with them, and return that error
-    pub(crate) async fn expect_enqueued(&mut self) -> Result<(), Error> {
+    pub(crate) async fn finish_enqueued(&mut self) -> Result<(), Error> {
         self.recv_enqueued().await?;
+
+        let done = std::mem::take(&mut self.inner.enqueued_done);
 
         let Some(error) = self.inner.enqueued_error.take() else {
             return Ok(());
         };
 
-        self.inner.failed_enqueued = true;
+        self.inner.failed_enqueued = Some(done);
 
         while self.inner.pending_ready_for_query_count > 0 {
             match self.inner.stream.recv().await {
