@@ -34,8 +34,8 @@ pub struct ClaimCost {
     pub duplicates: bool,
     /// Messages in a transaction.
     pub batch: usize,
-    /// Round trips per message, of the claim and the completion.
-    pub round_trips: f64,
+    /// Statements per message, of the claim and the completion.
+    pub statements_each: f64,
     /// CPU time of the database per message, microseconds.
     pub cpu_us: f64,
     /// Write-ahead log per message, bytes.
@@ -145,7 +145,7 @@ pub async fn beside_history(bench: &Bench, database: &Database, round: usize) ->
 async fn run(bench: &Bench, database: &Database, url: &str, claims: Claims) -> Result<ClaimCost> {
     let Claims { way, batch, duplicates, transactions, after, .. } = claims;
     let statements = statements(bench, claims)?;
-    let round_trips =
+    let statements_each =
         statements.lines().filter(|line| !line.starts_with('\\')).count() as f64 / batch as f64;
     let script = bench.logs.join("claim.sql");
     std::fs::write(&script, statements).context("failed to write a script")?;
@@ -182,7 +182,7 @@ async fn run(bench: &Bench, database: &Database, url: &str, claims: Claims) -> R
         way,
         duplicates,
         batch,
-        round_trips,
+        statements_each,
         cpu_us: cpu.database / messages,
         wal_bytes,
     })
@@ -230,7 +230,7 @@ fn statements(bench: &Bench, claims: Claims) -> Result<String> {
 }
 
 /// Returns a script that calls the host's functions as the host does. BEGIN travels alone here, and
-/// with RESET ALL in the host: one round trip in both.
+/// with RESET ALL in the host: one message to the server in both.
 fn oncebox(bench: &Bench, claims: Claims, is_light: bool) -> Result<String> {
     let Claims { batch, ids, .. } = claims;
     let secret: String =

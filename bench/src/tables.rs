@@ -292,8 +292,7 @@ pub fn isolation(report: &Report, milliseconds: bool) -> Table {
 
 /// Returns the table of statements per message.
 pub fn statements(report: &Report) -> Table {
-    let mut table =
-        Table::new("statements per message, each a round trip", &["variant", "statements"]);
+    let mut table = Table::new("statements per message", &["variant", "statements"]);
     for counted in &report.statements {
         let name = format!("({}) {}", counted.variant.letter(), counted.variant.title());
         table.rows.push(vec![name, format!("{:.2}", counted.per_message)]);
@@ -333,7 +332,7 @@ pub fn threads(report: &Report) -> Table {
 /// known messages apart.
 pub fn claims(report: &Report) -> Table {
     let header =
-        ["way", "messages", "per transaction", "round trips each", "database CPU", "log bytes"];
+        ["way", "messages", "per transaction", "statements each", "database CPU", "log bytes"];
     let mut table = Table::new("the claim alone, per message", &header);
     for cost in &report.claims {
         let Some(first) = report.claims.iter().find(|first| first.duplicates == cost.duplicates)
@@ -344,7 +343,7 @@ pub fn claims(report: &Report) -> Table {
             cost.way.title().to_owned(),
             if cost.duplicates { "known" } else { "new" }.to_owned(),
             cost.batch.to_string(),
-            format!("{:.2}", cost.round_trips),
+            format!("{:.2}", cost.statements_each),
             format!("{:.2}×", cost.cpu_us / first.cpu_us),
             format!("{:.0}", cost.wal_bytes),
         ]);

@@ -72,8 +72,7 @@ pub(crate) async fn commit_host<T>(
 }
 
 /// Sets the savepoint before a message or a group, where the mode has any. It is sent with the next
-/// statement, which PostgreSQL refuses for the same
-/// reasons; an error of its own condemns the session.
+/// statement, which PostgreSQL refuses for the same reasons; an error of its own condemns the session.
 pub(crate) async fn set_savepoint(tx: &Tx, mode: SavepointMode) -> Result<(), InboxError> {
     match mode {
         SavepointMode::Savepoints => Ok(tx.enqueue(sqlx::raw_sql("SAVEPOINT m"), None).await?),

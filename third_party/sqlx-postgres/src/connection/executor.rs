@@ -303,6 +303,9 @@ impl PgConnection {
 
         self.write_query(sql.as_str(), arguments, persistent, None)
             .await?;
+        if self.inner.enqueued == 0 {
+            self.inner.enqueued_done = 0;
+        }
         self.inner.enqueued += 1;
 
         Ok(())

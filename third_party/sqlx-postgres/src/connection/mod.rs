@@ -74,11 +74,11 @@ pub struct PgConnectionInner {
     // how many of them, the last ones, are of queries that were enqueued
     enqueued: usize,
 
-    // the first error that was answered to one of these, until the query that follows takes it
-    enqueued_error: Option<Error>,
-
-    // how many of the enqueued queries were answered without an error, before the first one
+    // how many of these were answered since there were none
     enqueued_done: usize,
+
+    // the first error among the answers with its place, until the query that follows takes it
+    enqueued_error: Option<(usize, Error)>,
 
     // the place of the enqueued query whose error was that of the last query
     failed_enqueued: Option<usize>,
@@ -139,7 +139,7 @@ impl PgConnection {
     }
 
     /// Where the error of the last query was that of a query enqueued before it: the place of that
-    /// one among those that were enqueued, from 0.
+    /// one among those that were enqueued together, from 0.
     pub fn take_failed_enqueued(&mut self) -> Option<usize> {
         self.inner.failed_enqueued.take()
     }
@@ -158,13 +158,13 @@ impl PgConnection {
                     if let BackendMessageFormat::ReadyForQuery = message.format {
                         self.handle_ready_for_query(message)?;
                         self.inner.enqueued -= 1;
-                        self.inner.enqueued_done +=
-                            usize::from(self.inner.enqueued_error.is_none());
+                        self.inner.enqueued_done += 1;
                     }
                 }
 
                 Err(error) if lives_on(&error) => {
-                    self.inner.enqueued_error.get_or_insert(error);
+                    let place = self.inner.enqueued_done;
+                    self.inner.enqueued_error.get_or_insert((place, error));
                 }
 
                 Err(error) => return Err(error),
@@ -179,13 +179,11 @@ impl PgConnection {
     pub(crate) async fn finish_enqueued(&mut self) -> Result<(), Error> {
         self.recv_enqueued().await?;
 
-        let done = std::mem::take(&mut self.inner.enqueued_done);
-
-        let Some(error) = self.inner.enqueued_error.take() else {
+        let Some((place, error)) = self.inner.enqueued_error.take() else {
             return Ok(());
         };
 
-        self.inner.failed_enqueued = Some(done);
+        self.inner.failed_enqueued = Some(place);
 
         while self.inner.pending_ready_for_query_count > 0 {
             match self.inner.stream.recv().await {
