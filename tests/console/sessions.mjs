@@ -1,7 +1,8 @@
 // Signing in and out, in two pages of one browser.
 
 import { execFile, spawn } from "node:child_process";
-import { randomBytes } from "node:crypto";
+import { randomBytes, randomInt } from "node:crypto";
+import { once } from "node:events";
 import { mkdirSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { join } from "node:path";
@@ -12,20 +13,23 @@ import { Visitor } from "./visitor.mjs";
 
 const PATIENCE_MS = 120_000;
 
-/** A port that nobody listens on, and most likely the next one neither. */
-function free() {
-  return new Promise((resolve) => {
-    const server = createServer().listen(0, "127.0.0.1", () => {
-      const { port } = server.address();
-      server.close(() => resolve(port));
-    });
-  });
+/** Two ports that nobody listens on, outside the range that the system gives to connections. */
+async function free() {
+  const ports = new Set();
+  while (ports.size < 2) {
+    const port = randomInt(20_000, 32_768);
+    const server = createServer().listen(port, "127.0.0.1");
+    await once(server, "listening").then(() => ports.add(port), () => undefined);
+    server.close();
+  }
+  return [...ports];
 }
 
-/** Wait until a host answers. */
-async function answered(url) {
+/** Wait until a host answers, or has ended. */
+async function answered(url, host) {
   const deadline = Date.now() + PATIENCE_MS;
   while (!(await fetch(url).then((answer) => answer.ok, () => false))) {
+    if (host.exitCode !== null) throw new Error(`the host ended: ${host.exitCode}`);
     if (Date.now() > deadline) throw new Error(`${url} does not answer`);
     await sleep(200);
   }
@@ -33,13 +37,13 @@ async function answered(url) {
 
 /** A host that asks for tokens, on a database of its own beside that of `dev`: signing in and out. */
 export async function signIn(browser, { program, folder, database, brokers, watched, fail }) {
-  const port = await free();
+  const ports = await free();
   // Commands in the folder of `dev` would work on its database.
   const elsewhere = join(folder, "tokens");
   mkdirSync(elsewhere);
   const key = join(elsewhere, "master.key");
   writeFileSync(key, randomBytes(32).toString("hex"), { mode: 0o600 });
-  const [listen, health] = [port, port + 1].map((it) => `127.0.0.1:${it}`);
+  const [listen, health] = ports.map((it) => `127.0.0.1:${it}`);
   const redirect = `http://${listen}/console/login/return`;
   const identities = await provideIdentities(redirect);
   const settings = join(elsewhere, "oncebox.toml");
@@ -58,10 +62,10 @@ grants = ["platform=admin", "acme-on-call=operator@acme", "acme=admin"]
   await oncebox("migrate");
   const [token] = (await oncebox("token", "create", "ada", "--role", "admin")).trim().split("\n");
   await oncebox("tenant", "create", "acme");
-  const host = spawn(program, ["serve"], { cwd: elsewhere, env, stdio: "ignore" });
+  const host = spawn(program, ["serve"], { cwd: elsewhere, env, stdio: ["ignore", "ignore", "inherit"] });
   const context = await browser.newContext({ baseURL: `http://${listen}` });
   try {
-    await answered(`http://${listen}/console/login`);
+    await answered(`http://${listen}/console/login`, host);
     const page = watched(await context.newPage());
     await page.goto("/console/tenants/acme?from=a-link");
     const visitor = new Visitor(page);
