@@ -55,7 +55,9 @@ impl Emitter {
         for message in batch.messages {
             let BatchRun { tenant, consumer, deadline, outbox, .. } = *batch;
             let kind = DeliveryKind::Live;
-            let run = Run { tenant, consumer, message, attempt: 1, kind, deadline, outbox };
+            let (attempt, may_run_ahead) = (1, false);
+            let run =
+                Run { tenant, consumer, message, attempt, kind, deadline, outbox, may_run_ahead };
             match self.perform(tx, &run).await {
                 Err(failure)
                     if matches!(failure.kind, FailureKind::Sql { .. } | FailureKind::Trap) =>

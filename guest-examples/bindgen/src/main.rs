@@ -20,7 +20,7 @@ struct BoundWorld {
 }
 
 /// The worlds in the order in which their bindings need each other.
-const WORLDS: [BoundWorld; 4] = [
+const WORLDS: [BoundWorld; 5] = [
     BoundWorld {
         name: "handler",
         id: "oncebox:handler/handler@0.1.0",
@@ -36,6 +36,12 @@ const WORLDS: [BoundWorld; 4] = [
     // The imports that version 0.2 of the contract adds to both. A component has them only where
     // its code calls them.
     BoundWorld {
+        name: "enqueuer",
+        id: "oncebox:handler/enqueuer@0.2.0",
+        folders: &["wit", "wit/0.2"],
+        file: "enqueuer.rs",
+    },
+    BoundWorld {
         name: "emitter",
         id: "oncebox:handler/emitter@0.2.0",
         folders: &["wit", "wit/0.2"],
@@ -49,7 +55,7 @@ const WORLDS: [BoundWorld; 4] = [
     },
 ];
 
-/// What the second world shares with the first.
+/// What the world of batches shares with the first.
 const SHARED: [&str; 4] = ["types", "sql", "log", "config"];
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -93,8 +99,10 @@ fn options(world: &str) -> Opts {
         additional_derive_ignore: vec!["savepoint".to_owned(), "span".to_owned()],
         ..Opts::default()
     };
-    if world == "batch-handler" {
-        options.with = SHARED.map(shared).to_vec();
+    match world {
+        "batch-handler" => options.with = SHARED.map(shared).to_vec(),
+        "enqueuer" => options.with = vec![shared("sql")],
+        _ => {}
     }
     options
 }

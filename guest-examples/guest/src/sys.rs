@@ -11,7 +11,10 @@ pub(crate) use wasm::*;
 mod wasm {
     use crate::{
         Row, SqlError, Value,
-        bindings::handler::oncebox::handler::{log as host_log, sql},
+        bindings::{
+            enqueuer::oncebox::handler0_2_0::sql as enqueuer,
+            handler::oncebox::handler::{log as host_log, sql},
+        },
         log::Level,
     };
 
@@ -37,6 +40,14 @@ mod wasm {
             .map(|column| column.name)
             .collect();
         Ok(Row::all(columns, answer.rows))
+    }
+
+    pub(crate) fn enqueue(
+        statement: &str,
+        params: &[Value],
+        rows: Option<u64>,
+    ) -> Result<(), SqlError> {
+        Ok(enqueuer::enqueue(statement, params, rows)?)
     }
 
     pub(crate) struct Savepoint(sql::Savepoint);
@@ -141,6 +152,10 @@ mod absent {
     }
 
     pub(crate) fn query(_: &str, _: &[Value]) -> Result<Vec<Row>, SqlError> {
+        refused()
+    }
+
+    pub(crate) fn enqueue(_: &str, _: &[Value], _: Option<u64>) -> Result<(), SqlError> {
         refused()
     }
 

@@ -43,6 +43,9 @@ pub struct Run<'a> {
     pub deadline: Instant,
     /// Rights to emit outgoing messages, and to cancel those of the consumer.
     pub outbox: &'a Outbox,
+    /// Whether the run may end before its enqueued statements are answered. The caller waits for
+    /// them, and for an error among them it rolls back to before this run.
+    pub may_run_ahead: bool,
 }
 
 /// One run of several messages in one call, each for the first time.

@@ -1,17 +1,23 @@
 //! The open transaction, as a handler may use it.
 
 use std::{
+    collections::VecDeque,
     sync::{Arc, Mutex as Lock, PoisonError},
     time::{Duration, Instant},
 };
 
 use sqlx::{
-    Connection, Execute, PgConnection, Postgres,
+    Connection, PgConnection,
     postgres::{PgDatabaseError, PgSeverity},
 };
 use tokio::sync::{Mutex, MutexGuard};
 
-use crate::{hooks, meter::Meter, sqlstate};
+use self::enqueued::Enqueued;
+use crate::{meter::Meter, sqlstate};
+
+pub use enqueued::{ENQUEUED_BYTES_MAX, is_stale};
+
+mod enqueued;
 
 /// Interval at which the host asks the server whether it still knows a session whose handler sends
 /// nothing.
@@ -65,6 +71,16 @@ struct TxState {
     /// First contention error, such as a deadlock, since the run began. It stays where the handler
     /// has rolled back to a savepoint since.
     contention: Option<StatementError>,
+    /// Number of the run under way among those of the transaction.
+    run: u64,
+    /// Statements that are enqueued and whose answers were not noted, in order.
+    enqueued: VecDeque<Enqueued>,
+    /// Approximate bytes of these.
+    enqueued_bytes: usize,
+    /// Answers to the enqueued statements of the run under way, until it takes them.
+    answers: Vec<Option<u64>>,
+    /// True where an enqueued statement failed whose run was over.
+    earlier_failed: bool,
 }
 
 /// An error that PostgreSQL answered to a statement of a handler.
@@ -95,6 +111,7 @@ impl Tx {
     /// Creates a handle whose statements are added up by a meter and noted as questions to the
     /// database.
     pub fn metered(connection: PgConnection, meter: Arc<Meter>, silence: Arc<Silence>) -> Self {
+        let enqueued = std::iter::repeat_n(Enqueued::Host, connection.enqueued()).collect();
         let state = TxState {
             connection,
             in_flight: false,
@@ -103,6 +120,11 @@ impl Tx {
             error: None,
             contention: None,
             statements: 0,
+            run: 0,
+            enqueued,
+            enqueued_bytes: 0,
+            answers: Vec::new(),
+            earlier_failed: false,
         };
         Self { state: Arc::new(Mutex::new(state)), meter, silence }
     }
@@ -121,42 +143,13 @@ impl Tx {
     }
 
     async fn open(&self) -> OpenStatement<'_> {
-        let mut state = self.state.lock().await;
+        self.opened(self.state.lock().await)
+    }
+
+    fn opened<'a>(&'a self, mut state: MutexGuard<'a, TxState>) -> OpenStatement<'a> {
         state.in_flight = true;
         state.statements += 1;
         OpenStatement { state, meter: &self.meter, silence: &self.silence, sent: Instant::now() }
-    }
-
-    /// Enqueues a statement of the host: it is sent with the next one, which answers its error. At
-    /// the fail point `point` it is sent at once, so that a host that is killed there has sent it.
-    ///
-    /// # Errors
-    ///
-    /// Fails where the statement has to be prepared first, and cannot be.
-    pub async fn enqueue<'q>(
-        &self,
-        query: impl Execute<'q, Postgres>,
-        point: Option<&'static str>,
-    ) -> Result<(), sqlx::Error> {
-        let mut statement = self.open().await;
-        let connection = statement.connection();
-        let enqueued = bounded(async {
-            connection.enqueue(query).await?;
-            if point.is_some_and(hooks::is_armed) {
-                connection.send_enqueued().await
-            } else {
-                Ok(())
-            }
-        });
-        match enqueued.await {
-            Ok(()) => statement.state.in_flight = false, // the database was asked nothing
-            Err(error) => {
-                statement.finish(Some(&error));
-                return Err(error);
-            }
-        }
-        point.into_iter().for_each(hooks::point);
-        Ok(())
     }
 
     /// Returns the number of statements sent so far, the host's included.
@@ -198,7 +191,10 @@ impl Tx {
 
     /// Prepares for the run of a handler: forgets earlier contention.
     pub async fn run_begins(&self) {
-        self.state.lock().await.contention = None;
+        let mut state = self.state.lock().await;
+        state.contention = None;
+        state.run += 1;
+        state.answers.clear();
     }
 
     /// Returns the contention error that may have caused a handler's failure, although the handler
@@ -264,7 +260,7 @@ impl OpenStatement<'_> {
     /// as BEGIN: that is no error of this statement, and nothing is known about the session.
     pub fn finish(mut self, error: Option<&sqlx::Error>) {
         self.state.in_flight = false;
-        self.state.broken |= self.state.connection.take_failed_enqueued().is_some();
+        self.state.note_answers();
         match error {
             None => self.silence.answered(),
             Some(error) => match answered(error) {

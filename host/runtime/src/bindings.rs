@@ -1,5 +1,5 @@
 //! Rust types and traits of the contract in `wit/`, of both its versions. The worlds of version 0.2
-//! are those of 0.1 with two more imports, so that a component of either has the same exports.
+//! are those of 0.1 with three more imports, so that a component of either has the same exports.
 
 #![allow(
     missing_docs,
@@ -21,6 +21,18 @@ pub(crate) mod batch {
             "oncebox:handler/log": super::oncebox::handler::log,
             "oncebox:handler/config": super::oncebox::handler::config,
         },
+        additional_derives: [PartialEq],
+    });
+}
+
+/// The import for statements that nobody waits for, which version 0.2 of the contract adds to both
+/// worlds.
+pub(crate) mod enqueuer {
+    wasmtime::component::bindgen!({
+        path: ["../../wit", "../../wit/0.2"],
+        world: "oncebox:handler/enqueuer@0.2.0",
+        imports: { default: async | trappable },
+        with: { "oncebox:handler/sql@0.1.0": super::oncebox::handler::sql },
         additional_derives: [PartialEq],
     });
 }

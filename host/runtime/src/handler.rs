@@ -153,7 +153,8 @@ fn first<'a>(run: &BatchRun<'a>) -> Run<'a> {
     let BatchRun { tenant, consumer, messages, deadline, outbox } = *run;
     let message = messages[0];
     let kind = DeliveryKind::Live;
-    Run { tenant, consumer, message, attempt: 1, kind, deadline, outbox }
+    let (attempt, may_run_ahead) = (1, false);
+    Run { tenant, consumer, message, attempt, kind, deadline, outbox, may_run_ahead }
 }
 
 /// Returns the answer for a batch of one message.

@@ -17,7 +17,9 @@ use wasmtime::{
 };
 
 use crate::{
-    bindings::{Handler, emitter::Emitter, oncebox::handler::types, tracer::Tracer},
+    bindings::{
+        Handler, emitter::Emitter, enqueuer::Enqueuer, oncebox::handler::types, tracer::Tracer,
+    },
     state::StoreState,
 };
 
@@ -25,6 +27,7 @@ use crate::{
 pub(crate) fn linker(engine: &Engine) -> wasmtime::Result<Linker<StoreState>> {
     let mut linker = Linker::new(engine);
     Handler::add_to_linker::<_, HasSelf<StoreState>>(&mut linker, |state| state)?;
+    Enqueuer::add_to_linker::<_, HasSelf<StoreState>>(&mut linker, |state| state)?;
     Emitter::add_to_linker::<_, HasSelf<StoreState>>(&mut linker, |state| state)?;
     Tracer::add_to_linker::<_, HasSelf<StoreState>>(&mut linker, |state| state)?;
     wasi::link(&mut linker)?;

@@ -57,6 +57,7 @@ pub(crate) type GuestAnswer = Result<Option<String>, types::Failure>;
 /// Returns the outcome of a call for one message. An explicit decision of the handler stands.
 /// Everything else gives way to a failure in the transaction, which a handler may not have noticed.
 pub(crate) async fn of_message(mut state: StoreState, end: CallEnd<GuestAnswer>) -> Answer {
+    state.end_statements(matches!(end, CallEnd::Answered(Ok(_)))).await;
     let (result, guest_text) = match end {
         CallEnd::Answered(Err(answer)) => match decided(&answer) {
             Some(failure) => return Err(failure),
@@ -79,6 +80,7 @@ pub(crate) async fn of_batch(
     mut state: StoreState,
     end: CallEnd<Vec<GuestAnswer>>,
 ) -> Result<Vec<Answer>, Failure> {
+    state.end_statements(false).await;
     let answers = match end {
         CallEnd::Answered(answers) => answers,
         CallEnd::Trapped(error) => return Err(failure_of_trap(&mut state, &error).await),

@@ -53,6 +53,7 @@ impl WasmRuntime {
             kind: DeliveryKind::Live,
             deadline,
             outbox: &outbox,
+            may_run_ahead: false,
         };
         let mut store = store(component.engine(), None, &run, &[], &settings);
         match timeout(limit, start(component, &mut store)).await {

@@ -10,7 +10,7 @@ use std::{
 use oncebox_model::outgoing::{Due, OutgoingMessage};
 
 use crate::{
-    host::sql::{Element, Error, SqlAnswer, SqlStop, StatementMode, Value},
+    host::sql::{Element, Error, SqlAnswer, SqlStop, Value},
     text::{bounded, printable},
 };
 
@@ -53,7 +53,7 @@ pub struct RunRecord {
     pub elapsed: Duration,
 }
 
-/// The record of one call of `query` or `execute`.
+/// The record of one call of `query`, `execute` or `enqueue`.
 #[derive(Debug, Clone)]
 pub struct StatementRecord {
     /// Text of the statement.
@@ -62,7 +62,8 @@ pub struct StatementRecord {
     pub params: Vec<String>,
     /// Whether the handler asked for rows.
     pub is_query: bool,
-    /// Number of rows returned or changed; none for a statement that failed or was stopped.
+    /// Number of rows returned or changed; none for a statement that failed, was stopped, or was not
+    /// answered before the run ended.
     pub rows: Option<u64>,
     /// Error that the handler got instead of rows.
     pub error: Option<String>,
@@ -158,7 +159,7 @@ impl Recorder {
     pub(crate) fn start(&self, message_id: &str, attempt: u32) -> Recording {
         let record =
             RunRecord { message_id: message_id.to_owned(), attempt, ..RunRecord::default() };
-        Recording { recorder: self.clone(), record, started: Instant::now(), sent: Instant::now() }
+        Recording { recorder: self.clone(), record, started: Instant::now() }
     }
 
     fn runs(&self) -> MutexGuard<'_, Vec<RunRecord>> {
@@ -171,31 +172,41 @@ pub(crate) struct Recording {
     recorder: Recorder,
     record: RunRecord,
     started: Instant,
-    sent: Instant,
 }
 
 impl Recording {
     /// Records a statement before it is sent, so that the record shows one that never ends.
-    pub(crate) fn sent(&mut self, mode: StatementMode, text: &str, params: &[Value]) {
+    /// Returns its number.
+    pub(crate) fn sent(&mut self, is_query: bool, text: &str, params: &[Value]) -> usize {
         self.record.statements.push(StatementRecord {
             text: text.to_owned(),
             params: params.iter().map(|value| bounded(&readable(value), PARAM_BYTES)).collect(),
-            is_query: mode == StatementMode::Query,
+            is_query,
             rows: None,
             error: None,
             elapsed: Duration::ZERO,
         });
-        self.sent = Instant::now();
+        self.record.statements.len() - 1
     }
 
-    pub(crate) async fn answered(&mut self, result: &Result<SqlAnswer, SqlStop>) {
-        let Some(statement) = self.record.statements.last_mut() else { return };
-        statement.elapsed = self.sent.elapsed();
+    /// Records the answer to a statement that was sent or enqueued at a time.
+    pub(crate) fn answered(
+        &mut self,
+        number: usize,
+        since: Instant,
+        result: &Result<SqlAnswer, SqlStop>,
+    ) {
+        let Some(statement) = self.record.statements.get_mut(number) else { return };
+        statement.elapsed = since.elapsed();
         match result {
             Ok(answer) => statement.rows = Some(answer.rows_affected),
             Err(SqlStop::Guest(error)) => statement.error = Some(error_text(error)),
             Err(SqlStop::Host(lost)) => statement.error = Some(lost.to_string()),
         }
+    }
+
+    /// Waits for as long as the recorder wants a handler to pause after a statement.
+    pub(crate) async fn pause(&self) {
         if !self.recorder.pause.is_zero() {
             tokio::time::sleep(self.recorder.pause).await;
         }

@@ -19,7 +19,7 @@ use crate::{
         emit::EmitLog,
         log::lines::HandlerLog,
         random::Random,
-        sql::{Error, SqlSession, SqlStop},
+        sql::{Enqueued, EnqueuedStatement, Error, SqlSession, SqlStop},
         trace::HandlerSpans,
         wasi::sandbox,
     },
@@ -39,6 +39,9 @@ pub(crate) struct StoreState {
     pub(crate) limits: Arc<Limits>,
     pub(crate) config: Arc<Vec<(String, String)>>,
     pub(crate) session: SqlSession,
+    /// Enqueued statements whose answers the run has not seen.
+    pub(crate) enqueued: Enqueued,
+    may_run_ahead: bool,
     /// Whether the deployment has the grant `emit`, and the run is one of a message.
     pub(crate) may_emit: bool,
     pub(crate) outbox: Outbox,
@@ -88,6 +91,8 @@ impl StoreState {
             facts: Facts::of(run),
             tx: tx.cloned(),
             session: SqlSession::default(),
+            enqueued: Enqueued::new(),
+            may_run_ahead: run.may_run_ahead,
             may_emit: settings.may_emit && run.outbox.may_emit,
             outbox: run.outbox.clone(),
             emits: EmitLog::of(messages),
@@ -120,6 +125,18 @@ impl StoreState {
     pub(crate) fn take_outgoing(&mut self) -> HashMap<usize, Vec<OutgoingMessage>> {
         self.record_outgoing();
         self.emits.take()
+    }
+
+    /// Ends the statements of the run: waits for what is enqueued, unless a run that succeeds may
+    /// leave that to its caller.
+    pub(crate) async fn end_statements(&mut self, is_ok: bool) {
+        let may_run_ahead =
+            self.may_run_ahead && self.recording.is_none() && self.session.outermost().is_none();
+        if is_ok && may_run_ahead {
+            self.enqueued.drain(..).for_each(EnqueuedStatement::leave);
+        } else {
+            self.wait_for_enqueued().await;
+        }
     }
 
     fn record_outgoing(&mut self) {

@@ -88,6 +88,7 @@ async fn handle_with(
         kind: DeliveryKind::Live,
         deadline,
         outbox,
+        may_run_ahead: false,
     };
     handler.handle(tx, &run).await
 }

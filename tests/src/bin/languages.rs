@@ -147,6 +147,7 @@ async fn round(tx: &Tx, handler: &dyn Handler) -> Result<Duration> {
             kind: DeliveryKind::Live,
             deadline,
             outbox: &Outbox::closed(),
+            may_run_ahead: false,
         };
         let output = handler
             .handle(tx, &run)

@@ -153,7 +153,17 @@ impl BatchScript {
         for message in batch.messages {
             let BatchRun { tenant, consumer, deadline, outbox, .. } = *batch;
             let kind = DeliveryKind::Live;
-            let run = Run { tenant, consumer, message, attempt: 1, kind, deadline, outbox };
+            let (attempt, may_run_ahead) = (1, false);
+            let run = Run {
+                tenant,
+                consumer,
+                message,
+                attempt,
+                kind,
+                deadline,
+                outbox,
+                may_run_ahead,
+            };
             let answer = perform(&self.0, 1, tx, &run).await;
             if let Err(Failure { kind: FailureKind::Sql { .. } | FailureKind::Trap, .. }) = answer {
                 return Err(answer.expect_err("it was one"));

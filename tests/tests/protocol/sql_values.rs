@@ -921,6 +921,7 @@ async fn interpret(
         kind: DeliveryKind::Live,
         deadline,
         outbox: &Outbox::closed(),
+        may_run_ahead: false,
     };
     handler.handle(tx, &run).await.map(|output| output.result)
 }

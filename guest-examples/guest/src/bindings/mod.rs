@@ -13,6 +13,9 @@ pub mod batch_handler;
 #[cfg(all(feature = "emit", target_family = "wasm"))]
 #[rustfmt::skip]
 pub mod emitter;
+#[cfg(target_family = "wasm")]
+#[rustfmt::skip]
+pub mod enqueuer;
 #[rustfmt::skip]
 pub mod handler;
 #[cfg(all(feature = "trace", target_family = "wasm"))]

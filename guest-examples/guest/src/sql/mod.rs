@@ -24,6 +24,23 @@ pub fn execute(statement: &str, params: &[Value]) -> Result<u64, SqlError> {
     sys::execute(statement, params)
 }
 
+/// Runs a statement for its effect, and does not wait for its answer.
+///
+/// The host sends it with the next statement, or at the end of the handler, so that several of them
+/// take one round trip to the database. They run in the order of the calls. An error that PostgreSQL
+/// answers is that of the next call, whose own statement has no effect then; it fails the message
+/// even when the handler answers ok. A component that calls this imports
+/// `oncebox:handler/sql@0.2.0`, which needs no grant.
+pub fn enqueue(statement: &str, params: &[Value]) -> Result<(), SqlError> {
+    sys::enqueue(statement, params, None)
+}
+
+/// The same for a statement that has to touch this many rows. Where it touches another number, the
+/// message fails, even when the handler answers ok.
+pub fn enqueue_touching(statement: &str, params: &[Value], rows: u64) -> Result<(), SqlError> {
+    sys::enqueue(statement, params, Some(rows))
+}
+
 /// Runs a statement and reads its rows as they are.
 pub fn query(statement: &str, params: &[Value]) -> Result<Vec<Row>, SqlError> {
     sys::query(statement, params)
@@ -84,10 +101,14 @@ pub fn query_optional<T: DeserializeOwned>(
 pub fn savepoint<T, E: From<SqlError>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     let savepoint = sys::Savepoint::open()?;
     match work() {
-        Ok(value) => {
-            savepoint.release()?;
-            Ok(value)
-        }
+        // The release answers the error of what the work has enqueued.
+        Ok(value) => match savepoint.release() {
+            Ok(()) => Ok(value),
+            Err(error) => {
+                savepoint.rollback()?;
+                Err(error.into())
+            }
+        },
         Err(error) => {
             savepoint.rollback()?;
             Err(error)

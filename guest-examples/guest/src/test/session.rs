@@ -7,7 +7,7 @@ use postgres::Client;
 #[cfg(feature = "emit")]
 use super::outgoing::Outbox;
 use super::{Delivery, End, Outcome, engine};
-use crate::{SqlError, log::Level};
+use crate::{Row, SqlError, Value, log::Level};
 
 thread_local! {
     /// The run of the handler that this thread is in.
@@ -23,6 +23,8 @@ pub(super) struct Run {
     pub(super) faults: Vec<Fault>,
     #[cfg(feature = "emit")]
     pub(super) outbox: Outbox,
+    /// The error of an enqueued statement that no later call has answered yet.
+    enqueued: Option<SqlError>,
     /// Savepoints that can be returned to, by the moment each was opened at.
     savepoints: Vec<u64>,
     /// Counts what happens, to tell what came before a savepoint from what came after.
@@ -50,6 +52,7 @@ impl Run {
             faults,
             #[cfg(feature = "emit")]
             outbox: Outbox::default(),
+            enqueued: None,
             savepoints,
             moment: 0,
         }
@@ -71,7 +74,55 @@ impl Run {
         result
     }
 
+    /// Runs a statement.
+    pub(super) fn execute(&mut self, statement: &str, params: &[Value]) -> Result<u64, SqlError> {
+        self.answer_enqueued()?;
+        engine::execute(&mut self.client, statement, params)
+    }
+
+    /// Runs a query.
+    pub(super) fn query(
+        &mut self,
+        statement: &str,
+        params: &[Value],
+    ) -> Result<Vec<Row>, SqlError> {
+        self.answer_enqueued()?;
+        engine::query(&mut self.client, statement, params)
+    }
+
+    /// Runs a statement whose error is answered by the next call. One that touches another number of
+    /// rows than it has to fails the message.
+    pub(super) fn enqueue(
+        &mut self,
+        statement: &str,
+        params: &[Value],
+        rows: Option<u64>,
+    ) -> Result<(), SqlError> {
+        let error = match self.execute(statement, params) {
+            Ok(touched) => match rows.filter(|rows| *rows != touched) {
+                Some(rows) => SqlError::Row(format!(
+                    "a statement has to touch {rows} rows and touched {touched}: {statement}"
+                )),
+                None => return Ok(()),
+            },
+            Err(error @ SqlError::Database(_)) => {
+                self.enqueued = Some(error.clone());
+                error
+            }
+            Err(error) => return Err(error),
+        };
+        let moment = self.moment;
+        self.faults.push(Fault { error, moment });
+        Ok(())
+    }
+
+    /// Answers the error of an enqueued statement, once.
+    fn answer_enqueued(&mut self) -> Result<(), SqlError> {
+        self.enqueued.take().map_or(Ok(()), Err)
+    }
+
     pub(super) fn open_savepoint(&mut self) -> Result<u64, SqlError> {
+        self.answer_enqueued()?;
         let id = self.moment;
         engine::control(&mut self.client, &format!("SAVEPOINT guest_{id}"))?;
         self.savepoints.push(id);
@@ -81,6 +132,7 @@ impl Run {
     /// Later savepoints are gone and what failed since is forgiven; this one stays.
     pub(super) fn roll_back_to(&mut self, id: u64) -> Result<(), SqlError> {
         self.check_savepoint(id)?;
+        self.enqueued = None;
         engine::control(
             &mut self.client,
             &format!("ROLLBACK TO SAVEPOINT guest_{id}"),
@@ -107,6 +159,7 @@ impl Run {
     /// This savepoint and later ones are gone.
     pub(super) fn release(&mut self, id: u64) -> Result<(), SqlError> {
         self.check_savepoint(id)?;
+        self.answer_enqueued()?;
         engine::control(&mut self.client, &format!("RELEASE SAVEPOINT guest_{id}"))?;
         self.savepoints.retain(|open| *open < id);
         Ok(())

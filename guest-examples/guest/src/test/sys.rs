@@ -1,6 +1,6 @@
 //! What stands in for the host's imports while a handler runs natively.
 
-use super::{engine, session};
+use super::session;
 use crate::{Row, SqlError, Value, log::Level};
 
 fn attempt<T>(work: impl FnOnce(&mut session::Run) -> Result<T, SqlError>) -> Result<T, SqlError> {
@@ -12,11 +12,19 @@ fn attempt<T>(work: impl FnOnce(&mut session::Run) -> Result<T, SqlError>) -> Re
 }
 
 pub(crate) fn execute(statement: &str, params: &[Value]) -> Result<u64, SqlError> {
-    attempt(|run| engine::execute(&mut run.client, statement, params))
+    attempt(|run| run.execute(statement, params))
 }
 
 pub(crate) fn query(statement: &str, params: &[Value]) -> Result<Vec<Row>, SqlError> {
-    attempt(|run| engine::query(&mut run.client, statement, params))
+    attempt(|run| run.query(statement, params))
+}
+
+pub(crate) fn enqueue(
+    statement: &str,
+    params: &[Value],
+    rows: Option<u64>,
+) -> Result<(), SqlError> {
+    attempt(|run| run.enqueue(statement, params, rows))
 }
 
 #[cfg(feature = "emit")]

@@ -3,6 +3,7 @@
 use oncebox_model::{
     error::InboxError,
     hooks::{self, Defect},
+    meter::Stopped,
     outcome::Failure,
 };
 
@@ -42,6 +43,11 @@ impl Abort {
             return Self::Abandoned { index, failure };
         }
         Self::Failed
+    }
+
+    /// Returns the abort of a transaction that the host stops.
+    pub(crate) fn stopped(why: Stopped) -> Self {
+        Self::Host(InboxError::Stopped { why })
     }
 
     /// Returns the host's error for the abort of a transaction in which no handler ran.

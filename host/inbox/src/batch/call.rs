@@ -68,6 +68,9 @@ pub struct Call<'a> {
     pub deadline: Duration,
     /// Rights to emit and to cancel outgoing messages.
     pub outbox: &'a Outbox,
+    /// Whether the call may end before its enqueued statements are answered; [`caught_up`] waits for
+    /// them.
+    pub may_run_ahead: bool,
 }
 
 /// One call of a handler for several messages.
@@ -88,8 +91,19 @@ pub async fn call(call: Call<'_>, tx: &Tx) -> CallResult<Output> {
         kind: call.kind,
         deadline: Instant::now() + call.deadline,
         outbox: call.outbox,
+        may_run_ahead: call.may_run_ahead,
     };
     classify(&call, run.deadline, call.handler.handle(tx, &run), tx).await
+}
+
+/// Waits for what handlers have enqueued that ran ahead. `call` is that of the last one, whose
+/// deadline bounds the wait.
+pub async fn caught_up(call: Call<'_>, tx: &Tx) -> CallResult<()> {
+    let answers = Box::pin(async {
+        let _kept_by_the_transaction = tx.wait_for_enqueued().await;
+        Ok(())
+    });
+    classify(&call, Instant::now() + call.deadline, answers, tx).await
 }
 
 /// Calls a handler with several messages. Another number of answers than of messages is a failure.
@@ -137,19 +151,30 @@ async fn classify<T>(
     let answer = match answer {
         Ok(Attended::Answered(answer)) => answer,
         Ok(Attended::ConnectionLost) => return CallResult::ConnectionLost,
-        Ok(Attended::Stopped(why)) => return CallResult::Stopped(why),
-        Err(_) => Err(Failure::new(
-            FailureKind::Deadline,
-            format!("stopped after {} ms", call.deadline.as_millis()),
-        )),
+        Ok(Attended::Stopped(why)) => {
+            tx.abandon_enqueued().await;
+            return CallResult::Stopped(why);
+        }
+        Err(_) => {
+            tx.abandon_enqueued().await;
+            Err(Failure::new(
+                FailureKind::Deadline,
+                format!("stopped after {} ms", call.deadline.as_millis()),
+            ))
+        }
     };
-    if tx.is_abandoned().await {
+    let is_abandoned = tx.is_abandoned().await;
+    if !is_abandoned && tx.is_broken().await {
+        return CallResult::ConnectionLost;
+    }
+    let is_unfinished = is_abandoned || answer.is_err();
+    if tx.has_earlier_failed().await || is_unfinished && tx.awaits_earlier().await {
+        return behind(tx).await;
+    }
+    if is_abandoned {
         return CallResult::Abandoned(answer.err().unwrap_or_else(|| {
             Failure::new(FailureKind::Deadline, "left a statement unfinished")
         }));
-    }
-    if tx.is_broken().await {
-        return CallResult::ConnectionLost;
     }
     match (answer, tx.error().await) {
         (_, Some(error)) if error.is_contention() => {
@@ -165,6 +190,20 @@ async fn classify<T>(
         },
         (Ok(answer), Some(error)) => swallowed(answer, error),
         (Ok(answer), None) => CallResult::Ok(answer),
+    }
+}
+
+/// Returns the result of a call that has none of its own: a statement of an earlier one has failed,
+/// or has no answer where this one was cut off. It is contention, or a failure of an unknown message.
+async fn behind<T>(tx: &Tx) -> CallResult<T> {
+    match tx.error().await {
+        Some(error) if error.is_contention() => {
+            CallResult::Contention(Failure::new(FailureKind::Contention, error.message))
+        }
+        _ => CallResult::Failed(Failure::new(
+            FailureKind::Other,
+            "a statement that an earlier message enqueued has failed, or took too long",
+        )),
     }
 }
 

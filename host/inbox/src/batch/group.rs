@@ -1,7 +1,6 @@
 //! Messages that one batch handler takes in one call.
 
 use oncebox_model::{
-    error::InboxError,
     handler::Answer,
     hooks::{self, Defect},
     outcome::{Failure, FailureKind},
@@ -38,6 +37,7 @@ impl ConsumerInbox {
         group: Vec<usize>,
     ) -> Result<(), Abort> {
         let tx = transaction.tx();
+        self.catch_up(transaction, state).await?;
         // A stack of groups: the first messages of the partition are on top.
         let mut open = vec![group];
         while let Some(group) = open.pop() {
@@ -128,7 +128,7 @@ impl ConsumerInbox {
             CallResult::Abandoned(failure) => Err(alone_or(group, failure)),
             // The message that broke the connection is unknown.
             CallResult::ConnectionLost => Err(state.connection_lost(first, last + 1).await),
-            CallResult::Stopped(why) => Err(Abort::Host(InboxError::Stopped { why })),
+            CallResult::Stopped(why) => Err(Abort::stopped(why)),
         }
     }
 

@@ -12,6 +12,8 @@ pub(crate) mod claim;
 mod order;
 // One call of a handler, and its result.
 pub(crate) mod call;
+// Messages that run before the statements of those before them are answered.
+mod ahead;
 // Several messages in one call of a handler.
 mod group;
 // The messages that handlers emit, and their cancelling.

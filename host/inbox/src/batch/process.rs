@@ -27,7 +27,6 @@
 //! and the next claim finds out: the rows are there, or they are not.
 
 use oncebox_model::{
-    error::InboxError,
     outgoing::Outbox,
     trace::{self, Span},
 };
@@ -126,6 +125,10 @@ impl ConsumerInbox {
         mode: SavepointMode,
     ) -> Result<(), Abort> {
         let (tx, routed) = (transaction.tx(), &state.batch[index]);
+        let may_run_ahead = state.may_run_ahead(index, mode);
+        if !may_run_ahead || state.writes_cancellable(index) {
+            self.catch_up(transaction, state).await?;
+        }
         state.write_cancellable(transaction, index).await?;
         set_savepoint(tx, mode).await?;
         // A candidate version may be tried on this message after the commit; the changes that the
@@ -136,7 +139,8 @@ impl ConsumerInbox {
         routed.point_before_call(); // where tests kill the process
         let began = Instant::now();
         let span = self.process_span(routed, &state.spans);
-        let result = trace::within(span.as_ref(), call(self.call(routed, &outbox), tx)).await;
+        let called = call(Call { may_run_ahead, ..self.call(routed, &outbox) }, tx);
+        let result = trace::within(span.as_ref(), called).await;
         let took = began.elapsed();
         self.count_duration(&routed.request.message, took);
         state.spans.ran(index, (span, took), &result);
@@ -149,6 +153,9 @@ impl ConsumerInbox {
                     release_savepoint(tx, mode).await?; // COMMIT releases that of a leased message
                 }
                 state.succeeded(index, output);
+                if may_run_ahead {
+                    state.ran_ahead(index);
+                }
                 Ok(())
             }
             // The session lost its prepared statements, perhaps to code of an earlier message.
@@ -171,7 +178,7 @@ impl ConsumerInbox {
             CallResult::Contention(failure) => Err(Abort::Contention { failure }),
             CallResult::Abandoned(failure) => Err(Abort::Abandoned { index, failure }),
             CallResult::ConnectionLost => Err(state.connection_lost(index, index + 1).await),
-            CallResult::Stopped(why) => Err(Abort::Host(InboxError::Stopped { why })),
+            CallResult::Stopped(why) => Err(Abort::stopped(why)),
         }
     }
 
@@ -187,6 +194,7 @@ impl ConsumerInbox {
             kind,
             deadline: self.deadline(&routed.handler),
             outbox,
+            may_run_ahead: false,
         }
     }
 

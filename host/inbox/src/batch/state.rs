@@ -62,6 +62,8 @@ pub(crate) struct BatchState<'a> {
     sampled: Vec<Sampled>,
     /// Spans of the runs.
     pub(crate) spans: RunSpans,
+    /// Last message that may have left statements unanswered.
+    pub(super) ahead: Option<usize>,
     /// Index of the first message that `next` has not looked at.
     next: usize,
     /// Time at which the transaction began.
@@ -163,6 +165,7 @@ impl<'a> BatchState<'a> {
             replayed: None,
             sampled: Vec::new(),
             spans: RunSpans::default(),
+            ahead: None,
             next: 0,
             began,
             claimed,
@@ -283,6 +286,11 @@ impl<'a> BatchState<'a> {
         Ok(())
     }
 
+    /// Returns whether [`Self::write_cancellable`] writes anything.
+    pub(crate) fn writes_cancellable(&self, index: usize) -> bool {
+        self.completion.emitted().is_cancellable() && self.batch[index].handler.may_emit()
+    }
+
     /// Writes what earlier messages emitted, where the handler of a message may cancel it. Call it
     /// before the savepoint of that message.
     pub(crate) async fn write_cancellable(
@@ -290,10 +298,10 @@ impl<'a> BatchState<'a> {
         transaction: &Transaction<'_>,
         index: usize,
     ) -> Result<(), Abort> {
-        let emitted = self.completion.emitted();
-        if !emitted.is_cancellable() || !self.batch[index].handler.may_emit() {
+        if !self.writes_cancellable(index) {
             return Ok(());
         }
+        let emitted = self.completion.emitted();
         let written = write_outgoing(transaction, self.consumer.consumer_id, emitted).await;
         written.map_err(at_completion)?;
         self.completion.wrote_emitted();
@@ -331,7 +339,7 @@ impl<'a> BatchState<'a> {
         })
     }
 
-    /// Enqueues the completion, to be sent with COMMIT. A row that waits gets the payload and the
+    /// Enqueues the completion, to be sent with COMMIT, once all handlers' statements are answered. A row that waits gets the payload and the
     /// time that its later run needs.
     pub(crate) async fn complete(
         mut self,
@@ -342,6 +350,7 @@ impl<'a> BatchState<'a> {
             return Ok(Settled { spans: self.spans, ..settled });
         }
         let consumer = self.consumer;
+        consumer.catch_up(transaction, &mut self).await?;
         let is_leased = self.batch.iter().any(|routed| routed.lease.is_some());
         let refused = refused_of(self.batch, &self.results);
         let (ran, settled, took) = (self.results.len(), self.claims.len(), self.claimed.elapsed());

@@ -237,8 +237,7 @@ impl Transaction<'_> {
     pub(crate) async fn wait_for_enqueued(&self) -> Result<(), sqlx::Error> {
         let mut statement = self.tx().statement().await;
         let answer = bounded(statement.connection().wait_for_enqueued()).await;
-        statement.connection().take_failed_enqueued(); // the answer that was asked for
-        statement.finish(answer.as_ref().err());
+        statement.finish_enqueued(answer.as_ref().err());
         answer
     }
 
@@ -268,7 +267,7 @@ impl Transaction<'_> {
         let failed = statement.connection().take_failed_enqueued();
         let is_completion = failed.is_some_and(|failed| failed < before)
             && !hooks::sabotage(Defect::CompletionErrorIsCommits);
-        statement.finish(answer.as_ref().err());
+        statement.finish_enqueued(answer.as_ref().err());
         match answer {
             Ok(()) => {
                 self.end().await;

@@ -158,6 +158,7 @@ impl TrialContext {
             // The trial as a whole ends before this deadline.
             deadline: ends_at.saturating_duration_since(Instant::now()) + LOOK,
             outbox: &outbox,
+            may_run_ahead: false,
         };
         match call(of_candidate, transaction.tx()).await {
             CallResult::Ok(output) => Ok(output),

@@ -6,6 +6,7 @@ pub const POINTS: &[&str] = &[
     "inbox:claim:before",
     "inbox:claim:after",
     "inbox:handle:before",
+    "runtime:sql:enqueued",
     "runtime:sql:after",
     "inbox:handle:after",
     "inbox:fail:after",

@@ -55,11 +55,14 @@ impl StoreState {
     }
 
     async fn control(&mut self, statement: String) -> Result<(), SqlStop> {
-        control(&self.tx()?, statement).await
+        let result = control(&self.tx()?, statement).await;
+        self.note_answers().await;
+        result
     }
 
     async fn roll_back_to(&mut self, Savepoint { id }: Savepoint) -> Result<(), SqlStop> {
         self.admit_savepoint(id)?;
+        self.wait_for_enqueued().await; // an error among the answers is undone with its statement
         self.control(format!("ROLLBACK TO SAVEPOINT guest_{id}")).await?;
         // An aborted transaction opens no savepoint, so any error is younger than this one.
         self.tx()?.recovered().await;

@@ -5,6 +5,7 @@
 
 mod decode;
 mod encode;
+mod enqueue;
 mod numeric;
 mod run;
 mod session;
@@ -16,6 +17,7 @@ mod types;
 pub use crate::bindings::oncebox::handler::sql::{
     Column, DatabaseError, Element, Error, Interval, OtherValue, ResultSet, Value,
 };
+pub(crate) use enqueue::{Enqueued, EnqueuedStatement};
 pub(crate) use run::control;
 pub use run::{SqlAnswer, StatementMode, run_statement};
 pub(crate) use session::SqlSession;

@@ -147,6 +147,7 @@ impl PgConnection {
                 enqueued_error: None,
                 enqueued_done: 0,
                 failed_enqueued: None,
+                enqueued_answers: Vec::new(),
                 next_statement_id: StatementId::NAMED_START,
                 cache_statement: StatementCache::new(options.statement_cache_capacity),
                 cache_type_oid: HashMap::new(),

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::ext::ustr::UStr;
 use crate::io::StatementId;
 use crate::message::{
-    BackendMessageFormat, Close, Query, ReadyForQuery, ReceivedMessage, Terminate,
+    BackendMessageFormat, Close, CommandComplete, Query, ReadyForQuery, ReceivedMessage, Terminate,
     TransactionStatus,
 };
 use crate::statement::PgStatementMetadata;
@@ -83,6 +83,9 @@ pub struct PgConnectionInner {
     // the place of the enqueued query whose error was that of the last query
     failed_enqueued: Option<usize>,
 
+    // how many rows each enqueued query touched whose answer was not taken; none for one that failed
+    enqueued_answers: Vec<Option<u64>>,
+
     // current transaction status
     transaction_status: TransactionStatus,
     pub(crate) transaction_depth: usize,
@@ -149,22 +152,39 @@ impl PgConnection {
         self.inner.failed_enqueued.is_some()
     }
 
+    /// How many rows each enqueued query touched whose answer came since the last call, in order;
+    /// none for one that failed.
+    pub fn take_enqueued_answers(&mut self) -> Vec<Option<u64>> {
+        std::mem::take(&mut self.inner.enqueued_answers)
+    }
+
     // read the answers of the queries that were enqueued, which come before any other, and keep the
     // first error; an error that ends the connection is returned
     async fn recv_enqueued(&mut self) -> Result<(), Error> {
+        let mut rows = Some(0);
         while self.inner.enqueued > 0 {
             match self.inner.stream.recv().await {
-                Ok(message) => {
-                    if let BackendMessageFormat::ReadyForQuery = message.format {
+                Ok(message) => match message.format {
+                    BackendMessageFormat::CommandComplete => {
+                        let done: CommandComplete = message.decode()?;
+                        rows = rows.map(|rows| rows + done.rows_affected());
+                    }
+
+                    BackendMessageFormat::ReadyForQuery => {
                         self.handle_ready_for_query(message)?;
                         self.inner.enqueued -= 1;
                         self.inner.enqueued_done += 1;
+                        self.inner.enqueued_answers.push(rows);
+                        rows = Some(0);
                     }
-                }
+
+                    _ => {}
+                },
 
                 Err(error) if lives_on(&error) => {
                     let place = self.inner.enqueued_done;
                     self.inner.enqueued_error.get_or_insert((place, error));
+                    rows = None;
                 }
 
                 Err(error) => return Err(error),

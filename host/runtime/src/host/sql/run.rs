@@ -1,11 +1,12 @@
 //! The functions `query` and `execute`: the run of one statement, from its text to its rows.
 
+use std::time::Instant;
+
 use futures::TryStreamExt;
 use oncebox_model::{
     hooks,
     policy::Limits,
-    sqlstate,
-    tx::{OpenStatement, Tx},
+    tx::{ENQUEUED_BYTES_MAX, OpenStatement, Tx, is_stale},
 };
 use sqlx::{
     AssertSqlSafe, Connection, Either, Executor, PgConnection, SqlSafeStr, Statement as _,
@@ -26,6 +27,8 @@ use crate::{
     text::bounded,
 };
 
+/// Fail point behind an enqueued statement, which is sent at once where it is armed.
+pub(super) const ENQUEUED: &str = "runtime:sql:enqueued";
 /// Most parameters that the wire protocol can count.
 const PARAMS_MAX: usize = 65_535;
 /// Most bytes of each of PostgreSQL's own texts that a guest gets.
@@ -83,9 +86,9 @@ impl StoreState {
         statement: &str,
         params: &[Value],
     ) -> wasmtime::Result<Result<SqlAnswer, Error>> {
-        if let Some(recording) = &mut self.recording {
-            recording.sent(mode, statement, params);
-        }
+        let is_query = mode == StatementMode::Query;
+        let recorded = self.recording.as_mut().map_or(0, |it| it.sent(is_query, statement, params));
+        let sent = Instant::now();
         let result = match self.session.admit(statement, &self.limits) {
             Ok(()) => match self.tx() {
                 Ok(tx) => {
@@ -99,8 +102,10 @@ impl StoreState {
             Err(error) => Err(SqlStop::Guest(error)),
         };
         hooks::point("runtime:sql:after");
+        self.note_answers().await;
         if let Some(recording) = &mut self.recording {
-            recording.answered(&result).await;
+            recording.answered(recorded, sent, &result);
+            recording.pause().await;
         }
         self.session.answer(result)
     }
@@ -119,8 +124,62 @@ pub async fn run_statement(
     params: &[Value],
 ) -> Result<SqlAnswer, SqlStop> {
     check(limits, text, params).map_err(SqlStop::Guest)?;
+    if params.iter().map(size).sum::<usize>() > ENQUEUED_BYTES_MAX {
+        wait_for_enqueued(tx).await?;
+    }
     let mut statement = tx.statement().await;
-    match exchange(statement.connection(), limits, mode, text, params).await {
+    let answer = exchange(statement.connection(), limits, mode, text, params).await;
+    finish(tx, statement, answer).await
+}
+
+/// What became of a statement that may be enqueued.
+pub(super) enum Submitted {
+    Enqueued,
+    /// It was waited for, since there was no room for it, or it returns rows.
+    Answered(SqlAnswer),
+}
+
+/// Enqueues a statement of a guest. Waits for its answer where it would take too much room, or
+/// returns rows: nobody reads them before the next statement is written. `rows` is the number of
+/// rows that it has to touch.
+pub(super) async fn submit_statement(
+    tx: &Tx,
+    limits: &Limits,
+    text: &str,
+    params: &[Value],
+    rows: Option<u64>,
+) -> Result<Submitted, SqlStop> {
+    check(limits, text, params).map_err(SqlStop::Guest)?;
+    let bytes = params.iter().map(size).sum::<usize>();
+    if let Some(mut statement) = tx.enqueueable(bytes).await {
+        match enqueue(statement.connection(), text, params).await {
+            Ok(true) => {
+                statement.enqueued_by_run(rows, bytes);
+                return Ok(Submitted::Enqueued);
+            }
+            Ok(false) => statement.finish(None),
+            Err(error) => return finish(tx, statement, Err(error)).await.map(Submitted::Answered),
+        }
+    }
+    let answer = run_statement(tx, limits, StatementMode::Execute, text, params).await;
+    answer.map(Submitted::Answered)
+}
+
+/// Waits for what is enqueued.
+async fn wait_for_enqueued(tx: &Tx) -> Result<(), SqlStop> {
+    match tx.wait_for_enqueued().await {
+        Ok(()) => Ok(()),
+        Err(error) => Err(stop_of(tx, &error).await),
+    }
+}
+
+/// Ends a statement with its answer.
+async fn finish<T>(
+    tx: &Tx,
+    mut statement: OpenStatement<'_>,
+    answer: Result<T, ExchangeError>,
+) -> Result<T, SqlStop> {
+    match answer {
         Ok(answer) => {
             statement.finish(None);
             Ok(answer)
@@ -129,7 +188,14 @@ pub async fn run_statement(
             statement.finish(None);
             Err(SqlStop::Guest(error))
         }
-        Err(ExchangeError::Sql(error)) => Err(sql_stop(tx, statement, &error).await),
+        Err(ExchangeError::Sql(error)) => {
+            // A prepared statement would fail like this for ever.
+            if is_stale(&error) && statement.connection().clear_cached_statements().await.is_err() {
+                return Err(SqlStop::Host(ConnectionLost)); // it stays unfinished
+            }
+            statement.finish(Some(&error));
+            Err(stop_of(tx, &error).await)
+        }
         // The statement stays unfinished, which condemns the connection and the driver's types.
         Err(ExchangeError::TooDeep) => Err(SqlStop::Host(ConnectionLost)),
     }
@@ -143,14 +209,17 @@ pub(crate) async fn control(tx: &Tx, text: String) -> Result<(), SqlStop> {
             statement.finish(None);
             Ok(())
         }
-        Err(error) => Err(sql_stop(tx, statement, &error).await),
+        Err(error) => {
+            statement.finish(Some(&error));
+            Err(stop_of(tx, &error).await)
+        }
     }
 }
 
-/// Distinguishes PostgreSQL's error answer, which the guest gets, from a broken connection.
-async fn sql_stop(tx: &Tx, statement: OpenStatement<'_>, error: &sqlx::Error) -> SqlStop {
-    statement.finish(Some(error));
-    if tx.is_broken().await {
+/// Distinguishes PostgreSQL's error answer, which the guest gets, from a broken connection, and from
+/// the error of an earlier run, whose transaction is of no use to this one.
+async fn stop_of(tx: &Tx, error: &sqlx::Error) -> SqlStop {
+    if tx.is_broken().await || tx.has_earlier_failed().await {
         return SqlStop::Host(ConnectionLost);
     }
     match error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>()) {
@@ -246,16 +315,34 @@ async fn exchange(
         StatementMode::Query => Some(Layout::of(prepared.columns()).map_err(unsupported)?),
         StatementMode::Execute => None,
     };
-    let result = read(connection, &prepared, arguments, layout.as_ref(), limits).await;
-    if result.as_ref().is_err_and(is_stale) {
-        connection.clear_cached_statements().await?;
-    }
-    let (rows, rows_affected) = result?;
+    let (rows, rows_affected) =
+        read(connection, &prepared, arguments, layout.as_ref(), limits).await?;
     Ok(SqlAnswer {
         columns: layout.map(|layout| layout.columns).unwrap_or_default(),
         rows,
         rows_affected,
     })
+}
+
+/// Enqueues a statement, and returns whether it could be: not where it returns rows.
+async fn enqueue(
+    connection: &mut PgConnection,
+    text: &str,
+    params: &[Value],
+) -> Result<bool, ExchangeError> {
+    let prepared = describe(connection, text).await?;
+    if types(&prepared).any(is_too_deep) {
+        return Err(ExchangeError::TooDeep);
+    }
+    if !prepared.columns().is_empty() {
+        return Ok(false);
+    }
+    let arguments = encode::arguments(parameters(&prepared), params).map_err(unsupported)?;
+    connection.enqueue(prepared.query_with(arguments)).await?;
+    if hooks::is_armed(ENQUEUED) {
+        connection.send_enqueued().await?;
+    }
+    Ok(true)
 }
 
 const NOT_DESCRIBED: &str = "a type of this statement cannot be described; cast it to text";
@@ -368,19 +455,4 @@ impl ResultRows<'_> {
         self.rows.push(values);
         Ok(())
     }
-}
-
-/// SQLSTATEs of a prepared statement whose result or types have changed, or that PostgreSQL has
-/// deallocated without the driver's knowledge.
-const STALE: [&str; 3] = [
-    sqlstate::FEATURE_NOT_SUPPORTED,
-    sqlstate::UNDEFINED_PREPARED_STATEMENT,
-    sqlstate::INTERNAL_ERROR,
-];
-
-/// Returns whether the prepared statement would fail with this error for ever.
-fn is_stale(error: &ExchangeError) -> bool {
-    let ExchangeError::Sql(error) = error else { return false };
-    let code = error.as_database_error().and_then(|error| error.code());
-    code.is_some_and(|code| STALE.contains(&&*code))
 }

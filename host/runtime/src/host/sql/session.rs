@@ -99,8 +99,19 @@ impl SqlSession {
 
     /// Records a fault, unless there is an earlier one.
     pub(crate) fn fail(&mut self, kind: FailureKind, text: &str) {
-        let moment = self.moment;
-        self.fault.get_or_insert_with(|| SqlFault { kind, text: text.to_owned(), moment });
+        self.fail_at(self.moment, kind, text);
+    }
+
+    /// Records a fault of a call that was made at a moment, unless there is an earlier one.
+    pub(crate) fn fail_at(&mut self, moment: u64, kind: FailureKind, text: &str) {
+        if self.fault.as_ref().is_none_or(|fault| fault.moment > moment) {
+            self.fault = Some(SqlFault { kind, text: text.to_owned(), moment });
+        }
+    }
+
+    /// Returns the moment of the last call.
+    pub(crate) fn moment(&self) -> u64 {
+        self.moment
     }
 
     pub(crate) fn fault(&self) -> Option<&SqlFault> {

@@ -1,0 +1,158 @@
+//! The function `enqueue`: statements that the guest does not wait for.
+//!
+//! The host keeps them in order. Any later statement of the run brings their answers, and so does
+//! the end of the run.
+
+use std::{collections::VecDeque, time::Instant};
+
+use oncebox_model::{
+    hooks,
+    outcome::FailureKind,
+    trace::{self, Span},
+};
+
+use super::{
+    run::{ENQUEUED, SqlAnswer, Submitted, submit_statement},
+    session::SqlSession,
+    span,
+    stop::SqlStop,
+};
+use crate::{
+    bindings::{
+        enqueuer::oncebox::handler0_2_0::sql,
+        oncebox::handler::sql::{DatabaseError, Error, Value},
+    },
+    record::Recording,
+    state::StoreState,
+};
+
+/// Enqueued statements of a run that are not answered, in order.
+pub(crate) type Enqueued = VecDeque<EnqueuedStatement>;
+
+/// An enqueued statement.
+pub(crate) struct EnqueuedStatement {
+    /// Moment of the call in the session.
+    moment: u64,
+    /// Rows that it has to touch, with its text as a failure shows it.
+    rows: Option<(u64, String)>,
+    span: Option<Span>,
+    /// Number of the statement among those of the record, and when it was enqueued.
+    recorded: (usize, Instant),
+}
+
+impl sql::Host for StoreState {
+    async fn enqueue(
+        &mut self,
+        statement: String,
+        params: Vec<Value>,
+        rows: Option<u64>,
+    ) -> wasmtime::Result<Result<(), Error>> {
+        let result = self.enqueue_statement(&statement, &params, rows).await;
+        self.session.answer(result)
+    }
+}
+
+impl StoreState {
+    async fn enqueue_statement(
+        &mut self,
+        text: &str,
+        params: &[Value],
+        rows: Option<u64>,
+    ) -> Result<(), SqlStop> {
+        let recorded = self.recording.as_mut().map_or(0, |it| it.sent(false, text, params));
+        let admitted = self.session.admit(text, &self.limits).map_err(SqlStop::Guest);
+        let span = span::begin(text, self.spans.youngest());
+        let statement = EnqueuedStatement {
+            moment: self.session.moment(),
+            rows: rows.map(|rows| (rows, trace::bounded(text).to_owned())),
+            span,
+            recorded: (recorded, Instant::now()),
+        };
+        let submitted = match admitted.and_then(|()| self.tx()) {
+            Ok(tx) => submit_statement(&tx, &self.limits, text, params, rows).await,
+            Err(stop) => Err(stop),
+        };
+        hooks::point(ENQUEUED);
+        self.note_answers().await; // those of earlier ones, in their order
+        let answer = match submitted {
+            Ok(Submitted::Enqueued) => {
+                self.enqueued.push_back(statement);
+                return Ok(());
+            }
+            Ok(Submitted::Answered(answer)) => Ok(answer),
+            Err(stop) => Err(stop),
+        };
+        statement.end(&answer, &mut self.session, self.recording.as_mut());
+        answer.map(drop)
+    }
+
+    /// Waits for the answers to what the run has enqueued. The transaction keeps PostgreSQL's error.
+    pub(crate) async fn wait_for_enqueued(&mut self) {
+        if self.enqueued.is_empty() {
+            return;
+        }
+        if let Ok(tx) = self.tx() {
+            let _kept_by_the_transaction = tx.wait_for_enqueued().await;
+        }
+        self.note_answers().await;
+    }
+
+    /// Notes the answers that have come with those of other statements.
+    pub(crate) async fn note_answers(&mut self) {
+        if self.enqueued.is_empty() {
+            return;
+        }
+        let Ok(tx) = self.tx() else { return };
+        for answer in tx.take_answers().await {
+            let Some(statement) = self.enqueued.pop_front() else { return };
+            let answer = match answer {
+                Some(rows_affected) => Ok(SqlAnswer { rows_affected, ..SqlAnswer::default() }),
+                None => Err(SqlStop::Guest(Error::Database(first_error(&tx).await))),
+            };
+            statement.end(&answer, &mut self.session, self.recording.as_mut());
+        }
+    }
+}
+
+impl EnqueuedStatement {
+    /// Leaves a statement to the caller of the run, which waits for its answer.
+    pub(crate) fn leave(self) {
+        if let Some(span) = self.span {
+            span.end();
+        }
+    }
+
+    /// Ends a statement with its answer. Fails the message where it touched another number of rows
+    /// than it has to.
+    fn end(
+        self,
+        answer: &Result<SqlAnswer, SqlStop>,
+        session: &mut SqlSession,
+        recording: Option<&mut Recording>,
+    ) {
+        span::end(self.span, answer);
+        if let Some(recording) = recording {
+            let (index, since) = self.recorded;
+            recording.answered(index, since, answer);
+        }
+        if let (Ok(answer), Some((rows, text))) = (answer, self.rows)
+            && answer.rows_affected != rows
+        {
+            let touched = answer.rows_affected;
+            let text =
+                format!("a statement has to touch {rows} rows and touched {touched}: {text}");
+            session.fail_at(self.moment, FailureKind::Other, &text);
+        }
+    }
+}
+
+/// Returns the error that made PostgreSQL refuse an enqueued statement: its own, or that of one
+/// before it.
+async fn first_error(tx: &oncebox_model::tx::Tx) -> DatabaseError {
+    let error = tx.error().await;
+    let (sqlstate, message, constraint) = match error {
+        Some(error) => (error.sqlstate, error.message, error.constraint),
+        None => Default::default(),
+    };
+    DatabaseError { sqlstate, message, detail: None, constraint }
+}
