@@ -225,6 +225,17 @@ impl InboxFixture {
         address: std::net::SocketAddr,
         settings: &SessionSettings,
     ) -> Arc<ConsumerInbox> {
+        self.host_through_with(consumer, address, settings, self.scripts())
+    }
+
+    /// The same with handlers of its own.
+    pub fn host_through_with(
+        &self,
+        consumer: &TestConsumer,
+        address: std::net::SocketAddr,
+        settings: &SessionSettings,
+        handlers: Arc<dyn Handlers>,
+    ) -> Arc<ConsumerInbox> {
         let options = self.options.clone().host(&address.ip().to_string()).port(address.port());
         let control = Control::new(options, self.key.clone(), "test");
         let sessions = Sessions::of(
@@ -240,7 +251,7 @@ impl InboxFixture {
             consumer.policy.clone(),
             "host-through".to_owned(),
             sessions,
-            self.scripts(),
+            handlers,
         )
     }
 

@@ -12,6 +12,7 @@ pub mod guests;
 pub mod host;
 pub mod http;
 pub mod inbox;
+pub mod interpreter;
 pub mod job;
 pub mod kafka;
 pub mod load;

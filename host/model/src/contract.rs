@@ -3,7 +3,7 @@
 /// Interfaces of the contract's version 0.1 that a component may import, without their version.
 pub const CONTRACT: &[&str] = &["types", "context", "sql", "log", "config"];
 /// Interfaces that version 0.2 of the contract adds, without their version.
-pub const CONTRACT_0_2: &[&str] = &["emit", "trace"];
+pub const CONTRACT_0_2: &[&str] = &["emit", "sql", "trace"];
 /// The interface for outgoing messages, without its version.
 pub const EMIT: &str = "oncebox:handler/emit";
 
@@ -56,6 +56,7 @@ mod tests {
             "oncebox:handler/sql@0.1.0",
             "oncebox:handler/emit@0.2.0",
             "oncebox:handler/emit@0.2.7",
+            "oncebox:handler/sql@0.2.0",
             "oncebox:handler/trace@0.2.0",
             "wasi:clocks/wall-clock@0.2.6",
         ] {
@@ -64,6 +65,7 @@ mod tests {
         for outside in [
             "oncebox:handler/emit@0.1.0",
             "oncebox:handler/emit@0.3.0",
+            "oncebox:handler/sql@0.3.0",
             "oncebox:handler/emit",
             "oncebox:handler/emitter@0.2.0",
             "oncebox:handler/trace@0.1.0",

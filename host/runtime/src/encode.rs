@@ -27,13 +27,14 @@ pub const WIT: &[(&str, &str)] = &[
 /// The files of version 0.2 of the contract, which needs those of [`WIT`].
 const WIT_0_2: &[(&str, &str)] = &[
     ("0.2/emit.wit", include_str!("../../../wit/0.2/emit.wit")),
+    ("0.2/sql.wit", include_str!("../../../wit/0.2/sql.wit")),
     ("0.2/trace.wit", include_str!("../../../wit/0.2/trace.wit")),
     ("0.2/world.wit", include_str!("../../../wit/0.2/world.wit")),
 ];
 
 /// Makes a component of a core module. A module without a world of its own gets the `handler`
 /// world, or `batch-handler` when it exports that world's interface; of version 0.2 of the contract
-/// when it imports `emit` or `trace`. A module for WASI 0.1 gets the adapter to WASI 0.2.
+/// when it imports anything of that. A module for WASI 0.1 gets the adapter to WASI 0.2.
 ///
 /// # Errors
 ///
@@ -93,8 +94,9 @@ fn push(resolve: &mut Resolve, files: &[(&str, &str)]) -> Result<PackageId, Enco
 
 /// The interface that tells a module for batches, before its version.
 const BATCH: &[u8] = b"oncebox:handler/incoming-batch-handler@";
-/// The interfaces that tell a module for version 0.2 of the contract, before their version.
-const ADDED: [&[u8]; 2] = [b"oncebox:handler/emit@", b"oncebox:handler/trace@"];
+/// The interfaces that tell a module for version 0.2 of the contract.
+const ADDED: [&[u8]; 3] =
+    [b"oncebox:handler/emit@", b"oncebox:handler/sql@0.2.", b"oncebox:handler/trace@"];
 
 /// Returns whether a module names an interface, so that it was written for a world with it.
 fn names(core: &[u8], interface: &[u8]) -> bool {

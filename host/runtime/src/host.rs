@@ -18,7 +18,8 @@ use wasmtime::{
 
 use crate::{
     bindings::{
-        Handler, emitter::Emitter, enqueuer::Enqueuer, oncebox::handler::types, tracer::Tracer,
+        Handler, emitter::Emitter, enqueuer::oncebox::handler0_2_0::sql as enqueuer,
+        oncebox::handler::types, tracer::Tracer,
     },
     state::StoreState,
 };
@@ -27,7 +28,8 @@ use crate::{
 pub(crate) fn linker(engine: &Engine) -> wasmtime::Result<Linker<StoreState>> {
     let mut linker = Linker::new(engine);
     Handler::add_to_linker::<_, HasSelf<StoreState>>(&mut linker, |state| state)?;
-    Enqueuer::add_to_linker::<_, HasSelf<StoreState>>(&mut linker, |state| state)?;
+    // Its world also has the types of version 0.1, which are linked already.
+    enqueuer::add_to_linker::<_, HasSelf<StoreState>>(&mut linker, |state| state)?;
     Emitter::add_to_linker::<_, HasSelf<StoreState>>(&mut linker, |state| state)?;
     Tracer::add_to_linker::<_, HasSelf<StoreState>>(&mut linker, |state| state)?;
     wasi::link(&mut linker)?;

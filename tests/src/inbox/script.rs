@@ -154,16 +154,8 @@ impl BatchScript {
             let BatchRun { tenant, consumer, deadline, outbox, .. } = *batch;
             let kind = DeliveryKind::Live;
             let (attempt, may_run_ahead) = (1, false);
-            let run = Run {
-                tenant,
-                consumer,
-                message,
-                attempt,
-                kind,
-                deadline,
-                outbox,
-                may_run_ahead,
-            };
+            let run =
+                Run { tenant, consumer, message, attempt, kind, deadline, outbox, may_run_ahead };
             let answer = perform(&self.0, 1, tx, &run).await;
             if let Err(Failure { kind: FailureKind::Sql { .. } | FailureKind::Trap, .. }) = answer {
                 return Err(answer.expect_err("it was one"));

@@ -11,6 +11,7 @@ mod deployments;
 mod doctor;
 mod effect_once;
 mod endpoints;
+mod enqueued;
 mod erase;
 mod failures;
 mod host_functions;

@@ -13,10 +13,10 @@ use oncebox_model::{
     tx::Tx,
 };
 use oncebox_runtime::{
-    ComponentHandler, HandlerSettings, RuntimeConfig, WasmRuntime, encode_component,
+    ComponentHandler,
     sql::{Element, Error, Interval, SqlAnswer, SqlStop, StatementMode, Value, run_statement},
 };
-use oncebox_tests::{postgres::TestDatabase, program::in_own_process};
+use oncebox_tests::{interpreter::interpreter, postgres::TestDatabase, program::in_own_process};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 
 const SCHEMA: &str = "
@@ -817,68 +817,6 @@ async fn types_nested_without_end_cannot_overflow_the_host() -> Result<()> {
     Ok(())
 }
 
-/// A guest that does what the message's headers say, one letter each: `e` executes the
-/// header's value, `s` opens a savepoint, `r` rolls back to it, `l` releases it, `d` drops
-/// it, `o` opens one and forgets the one before. Afterwards it answers by the content
-/// type's first letter: `n` ok, `x` a trap, `f` other, `j` reject.
-const INTERPRETER: &str = r#"(module
-  (import "oncebox:handler/sql@0.1.0" "execute" (func $execute (param i32 i32 i32 i32 i32)))
-  (import "oncebox:handler/sql@0.1.0" "[static]savepoint.open" (func $open (param i32)))
-  (import "oncebox:handler/sql@0.1.0" "[method]savepoint.rollback" (func $rollback (param i32 i32)))
-  (import "oncebox:handler/sql@0.1.0" "[method]savepoint.release" (func $release (param i32 i32)))
-  (import "oncebox:handler/sql@0.1.0" "[resource-drop]savepoint" (func $drop (param i32)))
-  (memory (export "memory") 4)
-  (data (i32.const 2048) "words")
-  (global $next (mut i32) (i32.const 16384))
-  (func (export "cabi_realloc") (param i32 i32 i32 i32) (result i32)
-    (local $at i32)
-    (local.set $at (i32.and (i32.add (global.get $next) (i32.const 7)) (i32.const -8)))
-    (global.set $next (i32.add (local.get $at) (local.get 3)))
-    (local.get $at))
-  (func $step (param $at i32) (local $op i32)
-    (local.set $op (i32.load8_u (i32.load (local.get $at))))
-    (if (i32.eq (local.get $op) (i32.const 101)) (then
-      (call $execute (i32.load offset=8 (local.get $at)) (i32.load offset=12 (local.get $at)) (i32.const 0) (i32.const 0) (i32.const 256))))
-    (if (i32.eq (local.get $op) (i32.const 115)) (then
-      (call $open (i32.const 512))
-      (if (i32.load8_u (i32.const 512)) (then unreachable))
-      (i32.store (i32.const 1024) (i32.load (i32.const 516)))))
-    (if (i32.eq (local.get $op) (i32.const 114)) (then (call $rollback (i32.load (i32.const 1024)) (i32.const 512))))
-    (if (i32.eq (local.get $op) (i32.const 108)) (then (call $release (i32.load (i32.const 1024)) (i32.const 512))))
-    (if (i32.eq (local.get $op) (i32.const 100)) (then (call $drop (i32.load (i32.const 1024)))))
-    (if (i32.eq (local.get $op) (i32.const 111)) (then
-      (call $open (i32.const 512)))))
-  (func (export "oncebox:handler/incoming-handler@0.1.0#handle") (param $message i32) (result i32)
-    (local $at i32) (local $left i32) (local $end i32)
-    (local.set $at (i32.load offset=48 (local.get $message)))
-    (local.set $left (i32.load offset=52 (local.get $message)))
-    (block $done (loop $steps
-      (br_if $done (i32.eqz (local.get $left)))
-      (call $step (local.get $at))
-      (local.set $at (i32.add (local.get $at) (i32.const 16)))
-      (local.set $left (i32.sub (local.get $left) (i32.const 1)))
-      (br $steps)))
-    (local.set $end (i32.load8_u (i32.load offset=60 (local.get $message))))
-    (if (i32.eq (local.get $end) (i32.const 120)) (then unreachable))
-    (if (i32.ne (local.get $end) (i32.const 110)) (then
-      (i32.store8 (i32.const 64) (i32.const 1))
-      (i32.store8 (i32.const 72) (select (i32.const 1) (i32.const 3) (i32.eq (local.get $end) (i32.const 106))))
-      (i32.store (i32.const 80) (i32.const 2048)) (i32.store (i32.const 84) (i32.const 5))))
-    (i32.const 64)))"#;
-
-async fn interpreter() -> Result<ComponentHandler> {
-    let runtime = WasmRuntime::new(RuntimeConfig { instances_max: 2, ..RuntimeConfig::default() })?;
-    let component = runtime.load(&encode_component(&wat::parse_str(INTERPRETER)?)?).await?;
-    let settings = HandlerSettings {
-        version: 1,
-        limits: Limits::default(),
-        config: vec![],
-        random_key: [0; 32],
-        may_emit: false,
-    };
-    Ok(runtime.handler(&component, settings))
-}
-
 async fn interpret(
     handler: &ComponentHandler,
     tx: &Tx,
@@ -929,7 +867,7 @@ async fn interpret(
 #[tokio::test]
 async fn a_failed_statement_fails_the_message_unless_it_was_rolled_back() -> Result<()> {
     let mut session = Session::begin().await?;
-    let handler = interpreter().await?;
+    let handler = interpreter(Limits::default()).await?;
     let (good, bad) =
         (("e", "INSERT INTO item VALUES (1, 'a')"), ("e", "INSERT INTO item VALUES (2, '')"));
     let sql = || Some(FailureKind::Sql { sqlstate: "23514".to_owned() });
@@ -973,7 +911,7 @@ async fn a_failed_statement_fails_the_message_unless_it_was_rolled_back() -> Res
 #[tokio::test]
 async fn a_savepoint_left_open_does_not_reach_the_next_message() -> Result<()> {
     let session = Session::begin().await?;
-    let handler = interpreter().await?;
+    let handler = interpreter(Limits::default()).await?;
     for id in 1..=3 {
         let insert = format!("INSERT INTO item VALUES ({id}, 'a')");
         let result =
@@ -1002,7 +940,7 @@ async fn a_savepoint_left_open_does_not_reach_the_next_message() -> Result<()> {
 async fn a_deadline_within_a_statement_condemns_the_connection_and_frees_the_instance() -> Result<()>
 {
     let mut session = Session::begin().await?;
-    let handler = interpreter().await?;
+    let handler = interpreter(Limits::default()).await?;
     for _ in 0..4 {
         session.restart().await?;
         let slow = interpret(&handler, &session.tx, &[("e", "SELECT pg_sleep(30)")], "n");

@@ -20,7 +20,7 @@ use crate::{
 /// Most refused imports, or exports, that are listed one by one.
 const LISTED_MAX: usize = 20;
 /// Versions of the contract that this host has.
-const VERSIONS: &str = "0.1, and `emit` and `trace` of 0.2";
+const VERSIONS: &str = "0.1, and `emit`, `sql` and `trace` of 0.2";
 const NO_NETWORK: &str =
     "a handler has no network; what it is to read must be in the message or in its tables";
 

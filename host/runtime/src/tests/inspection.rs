@@ -169,7 +169,7 @@ fn exports_are_named_as_they_are_and_as_they_should_be() {
     );
     check(
         &handler("(import \"oncebox:handler/emit@0.1.0\" (instance))"),
-        &[("contract_version", "this host has 0.1, and `emit` and `trace` of 0.2")],
+        &[("contract_version", "this host has 0.1, and `emit`, `sql` and `trace` of 0.2")],
     );
     check(
         &handler("(import \"oncebox:handler/trace@0.1.0\" (instance))"),
