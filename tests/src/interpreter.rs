@@ -1,7 +1,7 @@
 //! A component that does what each message says, statement by statement.
 //!
 //! The headers of a message are its steps, by their first letters: `e` executes the header's value,
-//! `q` enqueues it, `u` enqueues it and says that it has to touch one row, `s` opens a savepoint, `r`
+//! `q` enqueues it, `u` enqueues it and says that the message is parked unless it touches one row, `s` opens a savepoint, `r`
 //! rolls back to it, `l` releases it, `d` drops it, `o` opens one and forgets the one before. What a
 //! step is answered changes nothing, but a savepoint that is not opened, which is a trap. Afterwards
 //! the component answers by the first letter of the content type: `n` ok, `x` a trap, `f` other, `j`
@@ -16,7 +16,7 @@ use oncebox_runtime::{
 /// The component.
 const INTERPRETER: &str = r#"(module
   (import "oncebox:handler/sql@0.1.0" "execute" (func $execute (param i32 i32 i32 i32 i32)))
-  (import "oncebox:handler/sql@0.2.0" "enqueue" (func $enqueue (param i32 i32 i32 i32 i32 i64 i32)))
+  (import "oncebox:handler/sql@0.2.0" "enqueue" (func $enqueue (param i32 i32 i32 i32 i32 i64 i32 i32 i64 i32)))
   (import "oncebox:handler/sql@0.1.0" "[static]savepoint.open" (func $open (param i32)))
   (import "oncebox:handler/sql@0.1.0" "[method]savepoint.rollback" (func $rollback (param i32 i32)))
   (import "oncebox:handler/sql@0.1.0" "[method]savepoint.release" (func $release (param i32 i32)))
@@ -34,9 +34,9 @@ const INTERPRETER: &str = r#"(module
     (if (i32.eq (local.get $op) (i32.const 101)) (then
       (call $execute (i32.load offset=8 (local.get $at)) (i32.load offset=12 (local.get $at)) (i32.const 0) (i32.const 0) (i32.const 256))))
     (if (i32.eq (local.get $op) (i32.const 113)) (then
-      (call $enqueue (i32.load offset=8 (local.get $at)) (i32.load offset=12 (local.get $at)) (i32.const 0) (i32.const 0) (i32.const 0) (i64.const 0) (i32.const 256))))
+      (call $enqueue (i32.load offset=8 (local.get $at)) (i32.load offset=12 (local.get $at)) (i32.const 0) (i32.const 0) (i32.const 0) (i64.const 0) (i32.const 0) (i32.const 0) (i64.const 0) (i32.const 256))))
     (if (i32.eq (local.get $op) (i32.const 117)) (then
-      (call $enqueue (i32.load offset=8 (local.get $at)) (i32.load offset=12 (local.get $at)) (i32.const 0) (i32.const 0) (i32.const 1) (i64.const 1) (i32.const 256))))
+      (call $enqueue (i32.load offset=8 (local.get $at)) (i32.load offset=12 (local.get $at)) (i32.const 0) (i32.const 0) (i32.const 1) (i64.const 1) (i32.const 2) (i32.const 2048) (i64.const 5) (i32.const 256))))
     (if (i32.eq (local.get $op) (i32.const 115)) (then
       (call $open (i32.const 512))
       (if (i32.load8_u (i32.const 512)) (then unreachable))

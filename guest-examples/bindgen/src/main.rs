@@ -101,7 +101,7 @@ fn options(world: &str) -> Opts {
     };
     match world {
         "batch-handler" => options.with = SHARED.map(shared).to_vec(),
-        "enqueuer" => options.with = vec![shared("sql")],
+        "enqueuer" => options.with = ["types", "sql"].map(shared).to_vec(),
         _ => {}
     }
     options

@@ -38,7 +38,7 @@ pub use oncebox_guest_macros::{batch_handler, handler};
 pub use serde_json::json;
 pub use sql::{
     Date, Json, Numeric, Row, SqlError, Time, Timestamp, Timestamptz, ToElement, ToValue, enqueue,
-    enqueue_touching, execute, query, query_as, query_one, query_optional, savepoint,
+    enqueue_expecting, execute, query, query_as, query_one, query_optional, savepoint,
 };
 
 /// What the attributes expand to; not for handlers.

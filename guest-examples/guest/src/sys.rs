@@ -10,7 +10,7 @@ pub(crate) use wasm::*;
 #[cfg(target_family = "wasm")]
 mod wasm {
     use crate::{
-        Row, SqlError, Value,
+        Failure, Row, SqlError, Value,
         bindings::{
             enqueuer::oncebox::handler0_2_0::sql as enqueuer,
             handler::oncebox::handler::{log as host_log, sql},
@@ -45,9 +45,13 @@ mod wasm {
     pub(crate) fn enqueue(
         statement: &str,
         params: &[Value],
-        rows: Option<u64>,
+        expected: Option<(u64, Failure)>,
     ) -> Result<(), SqlError> {
-        Ok(enqueuer::enqueue(statement, params, rows)?)
+        let expected = expected.map(|(rows, otherwise)| enqueuer::Expected {
+            rows,
+            otherwise: otherwise.into_wire(),
+        });
+        Ok(enqueuer::enqueue(statement, params, expected.as_ref())?)
     }
 
     pub(crate) struct Savepoint(sql::Savepoint);
@@ -129,7 +133,7 @@ mod wasm {
 /// A native build without the harness: it can be checked, and has nothing to run on.
 #[cfg(not(any(feature = "test", target_family = "wasm")))]
 mod absent {
-    use crate::{Row, SqlError, Value, log::Level};
+    use crate::{Failure, Row, SqlError, Value, log::Level};
 
     const NO_HOST: &str = "there is no host here; enable the feature `test` of `oncebox-guest` and run the handler through `oncebox_guest::test::Database`";
 
@@ -155,7 +159,7 @@ mod absent {
         refused()
     }
 
-    pub(crate) fn enqueue(_: &str, _: &[Value], _: Option<u64>) -> Result<(), SqlError> {
+    pub(crate) fn enqueue(_: &str, _: &[Value], _: Option<(u64, Failure)>) -> Result<(), SqlError> {
         refused()
     }
 

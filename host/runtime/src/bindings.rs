@@ -32,7 +32,10 @@ pub(crate) mod enqueuer {
         path: ["../../wit", "../../wit/0.2"],
         world: "oncebox:handler/enqueuer@0.2.0",
         imports: { default: async | trappable },
-        with: { "oncebox:handler/sql@0.1.0": super::oncebox::handler::sql },
+        with: {
+            "oncebox:handler/types@0.1.0": super::oncebox::handler::types,
+            "oncebox:handler/sql@0.1.0": super::oncebox::handler::sql,
+        },
         additional_derives: [PartialEq],
     });
 }

@@ -92,7 +92,7 @@ pub(crate) async fn of_batch(
     let bytes_max = state.limits.outcome_bytes_max;
     let mut outgoing = state.take_outgoing();
     let outcome = |(at, answer): (usize, GuestAnswer)| -> Answer {
-        let result = answer.map_err(|answer| decided(&answer).unwrap_or_else(|| other(&answer)))?;
+        let result = answer.map_err(|answer| failure_of(&answer))?;
         let result = checked(result, bytes_max)?;
         Ok(Output { result, outgoing: outgoing.remove(&at).unwrap_or_default() })
     };
@@ -113,6 +113,11 @@ async fn forget_savepoints(state: &mut StoreState) -> Result<(), Failure> {
         .forget_savepoints()
         .await
         .map_err(|lost| Failure::new(FailureKind::Crashed, lost.to_string()))
+}
+
+/// Returns the failure that a guest means.
+pub(crate) fn failure_of(answer: &types::Failure) -> Failure {
+    decided(answer).unwrap_or_else(|| other(answer))
 }
 
 /// Returns the failure of an answer that decides on the message: retry, reject or park.

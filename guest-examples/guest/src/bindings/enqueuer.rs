@@ -2,12 +2,15 @@
 // Options used:
 //   * additional derives ["PartialEq"]
 //   * additional derives ignored ["savepoint", "span"]
+//   * with "oncebox:handler/types@0.1.0" = "crate::bindings::handler::oncebox::handler::types"
 //   * with "oncebox:handler/sql@0.1.0" = "crate::bindings::handler::oncebox::handler::sql"
 //   * default-bindings-module: "::oncebox_guest::__private::enqueuer"
 //   * export-macro-name: __export_enqueuer
 //   * pub-export-macro
 #[allow(unfulfilled_lint_expectations, unused_imports)]
 use crate::bindings::handler::oncebox::handler::sql as __with_name0;
+#[allow(unfulfilled_lint_expectations, unused_imports)]
+use crate::bindings::handler::oncebox::handler::types as __with_name1;
 #[rustfmt::skip]
 #[allow(dead_code, clippy::all)]
 pub mod oncebox {
@@ -30,15 +33,34 @@ pub mod oncebox {
             use super::super::super::_rt;
             pub type Value = super::super::super::__with_name0::Value;
             pub type Error = super::super::super::__with_name0::Error;
+            pub type Failure = super::super::super::__with_name1::Failure;
+            /// What a statement has to touch.
+            #[derive(Clone, PartialEq)]
+            pub struct Expected {
+                pub rows: u64,
+                /// What the message ends with where it touches another number, unless the handler rolled
+                /// back to a savepoint that it had opened before. Everything that the message wrote is
+                /// rolled back.
+                pub otherwise: Failure,
+            }
+            impl ::core::fmt::Debug for Expected {
+                fn fmt(
+                    &self,
+                    f: &mut ::core::fmt::Formatter<'_>,
+                ) -> ::core::fmt::Result {
+                    f.debug_struct("Expected")
+                        .field("rows", &self.rows)
+                        .field("otherwise", &self.otherwise)
+                        .finish()
+                }
+            }
             #[allow(unused_unsafe, clippy::all)]
-            /// Sends a statement for its effect. `rows` is the number of rows that it has to touch: where it
-            /// touches another number, the message fails, as for an error of the statement. None allows any
-            /// number.
+            /// Sends a statement for its effect. Without `expected` it may touch any number of rows.
             #[allow(async_fn_in_trait)]
             pub fn enqueue(
                 statement: &str,
                 params: &[Value],
-                rows: ::core::option::Option<u64>,
+                expected: ::core::option::Option<&Expected>,
             ) -> ::core::result::Result<(), Error> {
                 unsafe {
                     let mut cleanup_list = _rt::Vec::new();
@@ -360,137 +382,183 @@ pub mod oncebox {
                             }
                         }
                     }
-                    let (result23_0, result23_1) = match rows {
-                        Some(e) => (1i32, _rt::as_i64(e)),
-                        None => (0i32, 0i64),
+                    let (result30_0, result30_1, result30_2, result30_3, result30_4) = match expected {
+                        Some(e) => {
+                            let Expected { rows: rows23, otherwise: otherwise23 } = e;
+                            use super::super::super::__with_name1::Failure as V28;
+                            let (result29_0, result29_1, result29_2) = match otherwise23 {
+                                V28::Retry(e) => {
+                                    let (result24_0, result24_1) = match e {
+                                        Some(e) => (1i32, _rt::as_i64(e)),
+                                        None => (0i32, 0i64),
+                                    };
+                                    (0i32, result24_0 as *mut u8, result24_1)
+                                }
+                                V28::Reject(e) => {
+                                    let vec25 = e;
+                                    let ptr25 = vec25.as_ptr().cast::<u8>();
+                                    let len25 = vec25.len();
+                                    (1i32, ptr25.cast_mut(), len25 as i64)
+                                }
+                                V28::Park(e) => {
+                                    let vec26 = e;
+                                    let ptr26 = vec26.as_ptr().cast::<u8>();
+                                    let len26 = vec26.len();
+                                    (2i32, ptr26.cast_mut(), len26 as i64)
+                                }
+                                V28::Other(e) => {
+                                    let vec27 = e;
+                                    let ptr27 = vec27.as_ptr().cast::<u8>();
+                                    let len27 = vec27.len();
+                                    (3i32, ptr27.cast_mut(), len27 as i64)
+                                }
+                            };
+                            (
+                                1i32,
+                                _rt::as_i64(rows23),
+                                result29_0,
+                                result29_1,
+                                result29_2,
+                            )
+                        }
+                        None => (0i32, 0i64, 0i32, ::core::ptr::null_mut(), 0i64),
                     };
-                    let ptr24 = ret_area.0.as_mut_ptr().cast::<u8>();
+                    let ptr31 = ret_area.0.as_mut_ptr().cast::<u8>();
                     #[cfg(target_arch = "wasm32")]
                     #[link(wasm_import_module = "oncebox:handler/sql@0.2.0")]
                     unsafe extern "C" {
                         #[link_name = "enqueue"]
-                        fn wit_import25(
+                        fn wit_import32(
                             _: *mut u8,
                             _: usize,
                             _: *mut u8,
                             _: usize,
                             _: i32,
                             _: i64,
+                            _: i32,
+                            _: *mut u8,
+                            _: i64,
                             _: *mut u8,
                         );
                     }
                     #[cfg(not(target_arch = "wasm32"))]
-                    unsafe extern "C" fn wit_import25(
+                    unsafe extern "C" fn wit_import32(
                         _: *mut u8,
                         _: usize,
                         _: *mut u8,
                         _: usize,
                         _: i32,
                         _: i64,
+                        _: i32,
+                        _: *mut u8,
+                        _: i64,
                         _: *mut u8,
                     ) {
                         unreachable!()
                     }
-                    wit_import25(
+                    wit_import32(
                         ptr0.cast_mut(),
                         len0,
                         result22,
                         len22,
-                        result23_0,
-                        result23_1,
-                        ptr24,
+                        result30_0,
+                        result30_1,
+                        result30_2,
+                        result30_3,
+                        result30_4,
+                        ptr31,
                     );
-                    let l26 = i32::from(*ptr24.add(0).cast::<u8>());
-                    let result52 = match l26 {
+                    let l33 = i32::from(*ptr31.add(0).cast::<u8>());
+                    let result59 = match l33 {
                         0 => {
                             let e = ();
                             Ok(e)
                         }
                         1 => {
                             let e = {
-                                let l27 = i32::from(
-                                    *ptr24.add(::core::mem::size_of::<*const u8>()).cast::<u8>(),
+                                let l34 = i32::from(
+                                    *ptr31.add(::core::mem::size_of::<*const u8>()).cast::<u8>(),
                                 );
-                                use super::super::super::__with_name0::Error as V51;
-                                let v51 = match l27 {
+                                use super::super::super::__with_name0::Error as V58;
+                                let v58 = match l34 {
                                     0 => {
-                                        let e51 = {
-                                            let l28 = *ptr24
+                                        let e58 = {
+                                            let l35 = *ptr31
                                                 .add(2 * ::core::mem::size_of::<*const u8>())
                                                 .cast::<*mut u8>();
-                                            let l29 = *ptr24
+                                            let l36 = *ptr31
                                                 .add(3 * ::core::mem::size_of::<*const u8>())
                                                 .cast::<usize>();
-                                            let len30 = l29;
-                                            let bytes30 = _rt::Vec::from_raw_parts(
-                                                l28.cast(),
-                                                len30,
-                                                len30,
+                                            let len37 = l36;
+                                            let bytes37 = _rt::Vec::from_raw_parts(
+                                                l35.cast(),
+                                                len37,
+                                                len37,
                                             );
-                                            let l31 = *ptr24
+                                            let l38 = *ptr31
                                                 .add(4 * ::core::mem::size_of::<*const u8>())
                                                 .cast::<*mut u8>();
-                                            let l32 = *ptr24
+                                            let l39 = *ptr31
                                                 .add(5 * ::core::mem::size_of::<*const u8>())
                                                 .cast::<usize>();
-                                            let len33 = l32;
-                                            let bytes33 = _rt::Vec::from_raw_parts(
-                                                l31.cast(),
-                                                len33,
-                                                len33,
+                                            let len40 = l39;
+                                            let bytes40 = _rt::Vec::from_raw_parts(
+                                                l38.cast(),
+                                                len40,
+                                                len40,
                                             );
-                                            let l34 = i32::from(
-                                                *ptr24
+                                            let l41 = i32::from(
+                                                *ptr31
                                                     .add(6 * ::core::mem::size_of::<*const u8>())
                                                     .cast::<u8>(),
                                             );
-                                            let l38 = i32::from(
-                                                *ptr24
+                                            let l45 = i32::from(
+                                                *ptr31
                                                     .add(9 * ::core::mem::size_of::<*const u8>())
                                                     .cast::<u8>(),
                                             );
                                             super::super::super::__with_name0::DatabaseError {
-                                                sqlstate: _rt::string_lift(bytes30),
-                                                message: _rt::string_lift(bytes33),
-                                                detail: match l34 {
+                                                sqlstate: _rt::string_lift(bytes37),
+                                                message: _rt::string_lift(bytes40),
+                                                detail: match l41 {
                                                     0 => None,
                                                     1 => {
                                                         let e = {
-                                                            let l35 = *ptr24
+                                                            let l42 = *ptr31
                                                                 .add(7 * ::core::mem::size_of::<*const u8>())
                                                                 .cast::<*mut u8>();
-                                                            let l36 = *ptr24
+                                                            let l43 = *ptr31
                                                                 .add(8 * ::core::mem::size_of::<*const u8>())
                                                                 .cast::<usize>();
-                                                            let len37 = l36;
-                                                            let bytes37 = _rt::Vec::from_raw_parts(
-                                                                l35.cast(),
-                                                                len37,
-                                                                len37,
+                                                            let len44 = l43;
+                                                            let bytes44 = _rt::Vec::from_raw_parts(
+                                                                l42.cast(),
+                                                                len44,
+                                                                len44,
                                                             );
-                                                            _rt::string_lift(bytes37)
+                                                            _rt::string_lift(bytes44)
                                                         };
                                                         Some(e)
                                                     }
                                                     _ => _rt::invalid_enum_discriminant(),
                                                 },
-                                                constraint: match l38 {
+                                                constraint: match l45 {
                                                     0 => None,
                                                     1 => {
                                                         let e = {
-                                                            let l39 = *ptr24
+                                                            let l46 = *ptr31
                                                                 .add(10 * ::core::mem::size_of::<*const u8>())
                                                                 .cast::<*mut u8>();
-                                                            let l40 = *ptr24
+                                                            let l47 = *ptr31
                                                                 .add(11 * ::core::mem::size_of::<*const u8>())
                                                                 .cast::<usize>();
-                                                            let len41 = l40;
-                                                            let bytes41 = _rt::Vec::from_raw_parts(
-                                                                l39.cast(),
-                                                                len41,
-                                                                len41,
+                                                            let len48 = l47;
+                                                            let bytes48 = _rt::Vec::from_raw_parts(
+                                                                l46.cast(),
+                                                                len48,
+                                                                len48,
                                                             );
-                                                            _rt::string_lift(bytes41)
+                                                            _rt::string_lift(bytes48)
                                                         };
                                                         Some(e)
                                                     }
@@ -498,71 +566,71 @@ pub mod oncebox {
                                                 },
                                             }
                                         };
-                                        V51::Database(e51)
+                                        V58::Database(e58)
                                     }
                                     1 => {
-                                        let e51 = {
-                                            let l42 = *ptr24
+                                        let e58 = {
+                                            let l49 = *ptr31
                                                 .add(2 * ::core::mem::size_of::<*const u8>())
                                                 .cast::<*mut u8>();
-                                            let l43 = *ptr24
+                                            let l50 = *ptr31
                                                 .add(3 * ::core::mem::size_of::<*const u8>())
                                                 .cast::<usize>();
-                                            let len44 = l43;
-                                            let bytes44 = _rt::Vec::from_raw_parts(
-                                                l42.cast(),
-                                                len44,
-                                                len44,
+                                            let len51 = l50;
+                                            let bytes51 = _rt::Vec::from_raw_parts(
+                                                l49.cast(),
+                                                len51,
+                                                len51,
                                             );
-                                            _rt::string_lift(bytes44)
+                                            _rt::string_lift(bytes51)
                                         };
-                                        V51::Refused(e51)
+                                        V58::Refused(e58)
                                     }
                                     2 => {
-                                        let e51 = {
-                                            let l45 = *ptr24
+                                        let e58 = {
+                                            let l52 = *ptr31
                                                 .add(2 * ::core::mem::size_of::<*const u8>())
                                                 .cast::<*mut u8>();
-                                            let l46 = *ptr24
+                                            let l53 = *ptr31
                                                 .add(3 * ::core::mem::size_of::<*const u8>())
                                                 .cast::<usize>();
-                                            let len47 = l46;
-                                            let bytes47 = _rt::Vec::from_raw_parts(
-                                                l45.cast(),
-                                                len47,
-                                                len47,
+                                            let len54 = l53;
+                                            let bytes54 = _rt::Vec::from_raw_parts(
+                                                l52.cast(),
+                                                len54,
+                                                len54,
                                             );
-                                            _rt::string_lift(bytes47)
+                                            _rt::string_lift(bytes54)
                                         };
-                                        V51::Unsupported(e51)
+                                        V58::Unsupported(e58)
                                     }
                                     n => {
                                         debug_assert_eq!(n, 3, "invalid enum discriminant");
-                                        let e51 = {
-                                            let l48 = *ptr24
+                                        let e58 = {
+                                            let l55 = *ptr31
                                                 .add(2 * ::core::mem::size_of::<*const u8>())
                                                 .cast::<*mut u8>();
-                                            let l49 = *ptr24
+                                            let l56 = *ptr31
                                                 .add(3 * ::core::mem::size_of::<*const u8>())
                                                 .cast::<usize>();
-                                            let len50 = l49;
-                                            let bytes50 = _rt::Vec::from_raw_parts(
-                                                l48.cast(),
-                                                len50,
-                                                len50,
+                                            let len57 = l56;
+                                            let bytes57 = _rt::Vec::from_raw_parts(
+                                                l55.cast(),
+                                                len57,
+                                                len57,
                                             );
-                                            _rt::string_lift(bytes50)
+                                            _rt::string_lift(bytes57)
                                         };
-                                        V51::Limit(e51)
+                                        V58::Limit(e58)
                                     }
                                 };
-                                v51
+                                v58
                             };
                             Err(e)
                         }
                         _ => _rt::invalid_enum_discriminant(),
                     };
-                    result52
+                    result59
                 }
             }
         }
@@ -713,9 +781,9 @@ mod _rt {
 )]
 #[doc(hidden)]
 #[allow(clippy::octal_escapes)]
-pub static __WIT_BINDGEN_COMPONENT_TYPE: [u8; 1290] = *b"\
-\0asm\x0d\0\x01\0\0\x19\x16wit-component-encoding\x04\0\x07\xeb\x08\x01A\x02\x01\
-A\x06\x01B&\x01r\x03\x06monthsz\x04daysz\x0cmicrosecondsx\x04\0\x08interval\x03\0\
+pub static __WIT_BINDGEN_COMPONENT_TYPE: [u8; 1553] = *b"\
+\0asm\x0d\0\x01\0\0\x19\x16wit-component-encoding\x04\0\x07\xf2\x0a\x01A\x02\x01\
+A\x09\x01B&\x01r\x03\x06monthsz\x04daysz\x0cmicrosecondsx\x04\0\x08interval\x03\0\
 \0\x01r\x02\x09type-names\x04texts\x04\0\x0bother-value\x03\0\x02\x01p}\x01q\x12\
 \x04null\0\0\x07boolean\x01\x7f\0\x04int2\x01|\0\x04int4\x01z\0\x04int8\x01x\0\x06\
 float4\x01v\0\x06float8\x01u\0\x07numeric\x01s\0\x04text\x01s\0\x05bytea\x01\x04\
@@ -735,11 +803,17 @@ messages\x06detail\x11\x0aconstraint\x11\x04\0\x0edatabase-error\x03\0\x12\x01q\
 \x04self\x1a\0\x1b\x04\0\x1a[method]savepoint.rollback\x01\x1c\x04\0\x19[method]\
 savepoint.release\x01\x1c\x01j\x01\x10\x01\x15\x01@\x02\x09statements\x06params\x0d\
 \0\x1d\x04\0\x05query\x01\x1e\x01j\x01w\x01\x15\x01@\x02\x09statements\x06params\
-\x0d\0\x1f\x04\0\x07execute\x01\x20\x03\0\x19oncebox:handler/sql@0.1.0\x05\0\x02\
-\x03\0\0\x05value\x02\x03\0\0\x05error\x01B\x09\x02\x03\x02\x01\x01\x04\0\x05val\
-ue\x03\0\0\x02\x03\x02\x01\x02\x04\0\x05error\x03\0\x02\x01p\x01\x01kw\x01j\0\x01\
-\x03\x01@\x03\x09statements\x06params\x04\x04rows\x05\0\x06\x04\0\x07enqueue\x01\
-\x07\x03\0\x19oncebox:handler/sql@0.2.0\x05\x03\x04\0>oncebox:handler/enqueuer-w\
+\x0d\0\x1f\x04\0\x07execute\x01\x20\x03\0\x19oncebox:handler/sql@0.1.0\x05\0\x01\
+B\x0a\x01p}\x01k\0\x01o\x02s\0\x01p\x02\x01ks\x01r\x08\x02ids\x06sources\x0aeven\
+t-types\x03key\x01\x09timestampx\x07headers\x03\x0ccontent-type\x04\x07payload\x01\
+\x04\0\x07message\x03\0\x05\x01kw\x01q\x04\x05retry\x01\x07\0\x06reject\x01s\0\x04\
+park\x01s\0\x05other\x01s\0\x04\0\x07failure\x03\0\x08\x03\0\x1boncebox:handler/\
+types@0.1.0\x05\x01\x02\x03\0\0\x05value\x02\x03\0\0\x05error\x02\x03\0\x01\x07f\
+ailure\x01B\x0d\x02\x03\x02\x01\x02\x04\0\x05value\x03\0\0\x02\x03\x02\x01\x03\x04\
+\0\x05error\x03\0\x02\x02\x03\x02\x01\x04\x04\0\x07failure\x03\0\x04\x01r\x02\x04\
+rowsw\x09otherwise\x05\x04\0\x08expected\x03\0\x06\x01p\x01\x01k\x07\x01j\0\x01\x03\
+\x01@\x03\x09statements\x06params\x08\x08expected\x09\0\x0a\x04\0\x07enqueue\x01\
+\x0b\x03\0\x19oncebox:handler/sql@0.2.0\x05\x05\x04\0>oncebox:handler/enqueuer-w\
 ith-all-of-its-exports-removed@0.2.0\x04\0\x0b.\x01\0(enqueuer-with-all-of-its-e\
 xports-removed\x03\0\0\0G\x09producers\x01\x0cprocessed-by\x02\x0dwit-component\x07\
 0.258.3\x10wit-bindgen-rust\x060.61.1";

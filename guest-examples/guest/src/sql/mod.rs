@@ -14,7 +14,7 @@ pub(crate) use array::{element, value};
 pub use row::Row;
 pub use value::{Date, Json, Numeric, Time, Timestamp, Timestamptz, ToElement, ToValue};
 
-use crate::{DatabaseError, Value, sys};
+use crate::{DatabaseError, Failure, Value, sys};
 
 /// Runs a statement for its effect; answers how many rows it touched.
 ///
@@ -36,9 +36,28 @@ pub fn enqueue(statement: &str, params: &[Value]) -> Result<(), SqlError> {
 }
 
 /// The same for a statement that has to touch this many rows. Where it touches another number, the
-/// message fails, even when the handler answers ok.
-pub fn enqueue_touching(statement: &str, params: &[Value], rows: u64) -> Result<(), SqlError> {
-    sys::enqueue(statement, params, Some(rows))
+/// message ends with this failure, whatever the handler answers, unless it answers a retry, a reject
+/// or a park of its own.
+///
+/// ```no_run
+/// use oncebox_guest::{Failure, SqlError, enqueue_expecting, params};
+///
+/// fn book(account: i32, amount: i64) -> Result<(), SqlError> {
+///     enqueue_expecting(
+///         "UPDATE account SET balance = balance + $2 WHERE id = $1",
+///         params![account, amount],
+///         1,
+///         Failure::reject(format_args!("no account {account}")),
+///     )
+/// }
+/// ```
+pub fn enqueue_expecting(
+    statement: &str,
+    params: &[Value],
+    rows: u64,
+    otherwise: Failure,
+) -> Result<(), SqlError> {
+    sys::enqueue(statement, params, Some((rows, otherwise)))
 }
 
 /// Runs a statement and reads its rows as they are.

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::session::Fault;
+use super::session::{Cause, Fault};
 use crate::{Failure, SqlError, bindings::handler::oncebox::handler::types};
 
 /// What became of a message.
@@ -49,8 +49,10 @@ impl Outcome {
             Err(Failure::Other(text)) => text.as_str(),
             Ok(_) => "",
         };
-        if let Some(error) = worst(faults) {
-            return Self::failed(error, said);
+        match worst(faults) {
+            Some(Cause::Sql(error)) => return Self::failed(error, said),
+            Some(Cause::Expected(otherwise)) => return Self::of(Err(otherwise.clone()), &[]),
+            None => {}
         }
         match answer {
             Ok(None) => Self::Ok(Value::Null),
@@ -109,13 +111,13 @@ impl fmt::Display for Outcome {
 }
 
 /// PostgreSQL's own error goes before the others, as on the host.
-fn worst(faults: &[Fault]) -> Option<&SqlError> {
+fn worst(faults: &[Fault]) -> Option<&Cause> {
     let of_database = faults
         .iter()
-        .find(|fault| matches!(fault.error, SqlError::Database(_)));
+        .find(|fault| matches!(fault.cause, Cause::Sql(SqlError::Database(_))));
     of_database
         .or_else(|| faults.first())
-        .map(|fault| &fault.error)
+        .map(|fault| &fault.cause)
 }
 
 /// The result is kept as jsonb, which takes no NUL.

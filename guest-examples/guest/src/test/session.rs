@@ -7,7 +7,7 @@ use postgres::Client;
 #[cfg(feature = "emit")]
 use super::outgoing::Outbox;
 use super::{Delivery, End, Outcome, engine};
-use crate::{Row, SqlError, Value, log::Level};
+use crate::{Failure, Row, SqlError, Value, log::Level};
 
 thread_local! {
     /// The run of the handler that this thread is in.
@@ -31,10 +31,18 @@ pub(super) struct Run {
     moment: u64,
 }
 
-/// An error of a statement that was not rolled back. It fails the message.
+/// Something that was not rolled back and fails the message.
 pub(super) struct Fault {
-    pub(super) error: SqlError,
+    pub(super) cause: Cause,
     moment: u64,
+}
+
+/// What a fault is.
+pub(super) enum Cause {
+    /// The error of a statement.
+    Sql(SqlError),
+    /// What an enqueued statement said that the message ends with.
+    Expected(Failure),
 }
 
 impl Run {
@@ -67,7 +75,7 @@ impl Run {
         let result = work(self);
         if let Err(error) = &result {
             self.faults.push(Fault {
-                error: error.clone(),
+                cause: Cause::Sql(error.clone()),
                 moment: self.moment,
             });
         }
@@ -91,28 +99,26 @@ impl Run {
     }
 
     /// Runs a statement whose error is answered by the next call. One that touches another number of
-    /// rows than it has to fails the message.
+    /// rows than expected fails the message.
     pub(super) fn enqueue(
         &mut self,
         statement: &str,
         params: &[Value],
-        rows: Option<u64>,
+        expected: Option<(u64, Failure)>,
     ) -> Result<(), SqlError> {
-        let error = match self.execute(statement, params) {
-            Ok(touched) => match rows.filter(|rows| *rows != touched) {
-                Some(rows) => SqlError::Row(format!(
-                    "a statement has to touch {rows} rows and touched {touched}: {statement}"
-                )),
-                None => return Ok(()),
+        let cause = match self.execute(statement, params) {
+            Ok(touched) => match expected {
+                Some((rows, otherwise)) if rows != touched => Cause::Expected(otherwise),
+                _ => return Ok(()),
             },
             Err(error @ SqlError::Database(_)) => {
                 self.enqueued = Some(error.clone());
-                error
+                Cause::Sql(error)
             }
             Err(error) => return Err(error),
         };
         let moment = self.moment;
-        self.faults.push(Fault { error, moment });
+        self.faults.push(Fault { cause, moment });
         Ok(())
     }
 

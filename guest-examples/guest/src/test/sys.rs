@@ -1,7 +1,7 @@
 //! What stands in for the host's imports while a handler runs natively.
 
 use super::session;
-use crate::{Row, SqlError, Value, log::Level};
+use crate::{Failure, Row, SqlError, Value, log::Level};
 
 fn attempt<T>(work: impl FnOnce(&mut session::Run) -> Result<T, SqlError>) -> Result<T, SqlError> {
     session::with(|run| run.attempt(work)).unwrap_or_else(|| {
@@ -22,9 +22,9 @@ pub(crate) fn query(statement: &str, params: &[Value]) -> Result<Vec<Row>, SqlEr
 pub(crate) fn enqueue(
     statement: &str,
     params: &[Value],
-    rows: Option<u64>,
+    expected: Option<(u64, Failure)>,
 ) -> Result<(), SqlError> {
-    attempt(|run| run.enqueue(statement, params, rows))
+    attempt(|run| run.enqueue(statement, params, expected))
 }
 
 #[cfg(feature = "emit")]

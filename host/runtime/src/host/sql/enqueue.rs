@@ -5,11 +5,7 @@
 
 use std::{collections::VecDeque, time::Instant};
 
-use oncebox_model::{
-    hooks,
-    outcome::FailureKind,
-    trace::{self, Span},
-};
+use oncebox_model::{hooks, trace::Span};
 
 use super::{
     run::{ENQUEUED, SqlAnswer, Submitted, submit_statement},
@@ -22,6 +18,7 @@ use crate::{
         enqueuer::oncebox::handler0_2_0::sql,
         oncebox::handler::sql::{DatabaseError, Error, Value},
     },
+    outcome::failure_of,
     record::Recording,
     state::StoreState,
 };
@@ -33,8 +30,7 @@ pub(crate) type Enqueued = VecDeque<EnqueuedStatement>;
 pub(crate) struct EnqueuedStatement {
     /// Moment of the call in the session.
     moment: u64,
-    /// Rows that it has to touch, with its text as a failure shows it.
-    rows: Option<(u64, String)>,
+    expected: Option<sql::Expected>,
     span: Option<Span>,
     /// Number of the statement among those of the record, and when it was enqueued.
     recorded: (usize, Instant),
@@ -45,9 +41,9 @@ impl sql::Host for StoreState {
         &mut self,
         statement: String,
         params: Vec<Value>,
-        rows: Option<u64>,
+        expected: Option<sql::Expected>,
     ) -> wasmtime::Result<Result<(), Error>> {
-        let result = self.enqueue_statement(&statement, &params, rows).await;
+        let result = self.enqueue_statement(&statement, &params, expected).await;
         self.session.answer(result)
     }
 }
@@ -57,14 +53,15 @@ impl StoreState {
         &mut self,
         text: &str,
         params: &[Value],
-        rows: Option<u64>,
+        expected: Option<sql::Expected>,
     ) -> Result<(), SqlStop> {
         let recorded = self.recording.as_mut().map_or(0, |it| it.sent(false, text, params));
         let admitted = self.session.admit(text, &self.limits).map_err(SqlStop::Guest);
         let span = span::begin(text, self.spans.youngest());
+        let rows = expected.as_ref().map(|expected| expected.rows);
         let statement = EnqueuedStatement {
             moment: self.session.moment(),
-            rows: rows.map(|rows| (rows, trace::bounded(text).to_owned())),
+            expected,
             span,
             recorded: (recorded, Instant::now()),
         };
@@ -122,8 +119,8 @@ impl EnqueuedStatement {
         }
     }
 
-    /// Ends a statement with its answer. Fails the message where it touched another number of rows
-    /// than it has to.
+    /// Ends a statement with its answer. The message fails where it touched another number of rows
+    /// than expected.
     fn end(
         self,
         answer: &Result<SqlAnswer, SqlStop>,
@@ -135,13 +132,11 @@ impl EnqueuedStatement {
             let (index, since) = self.recorded;
             recording.answered(index, since, answer);
         }
-        if let (Ok(answer), Some((rows, text))) = (answer, self.rows)
-            && answer.rows_affected != rows
+        if let (Ok(answer), Some(expected)) = (answer, self.expected)
+            && answer.rows_affected != expected.rows
         {
-            let touched = answer.rows_affected;
-            let text =
-                format!("a statement has to touch {rows} rows and touched {touched}: {text}");
-            session.fail_at(self.moment, FailureKind::Other, &text);
+            let failure = failure_of(&expected.otherwise);
+            session.fail_at(self.moment, failure.kind, &failure.text);
         }
     }
 }
