@@ -4,7 +4,7 @@
 //! with different ids mean the same order; the primary key of `shipments` can. The total is
 //! a delta, so it moves only when the shipment was really inserted.
 
-use oncebox_guest::{Message, Result, execute, handler, once::insert_once, params, reject};
+use oncebox_guest::{Message, Result, enqueue, handler, once::insert_once, params, reject};
 use serde::{Deserialize, Serialize};
 
 #[derive(Deserialize)]
@@ -39,7 +39,7 @@ fn ship(order: Order, message: &Message) -> Result<Answer> {
     if !shipment.is_new() {
         return Ok(Answer::AlreadyShipped);
     }
-    execute(
+    enqueue(
         "INSERT INTO fulfilment_totals AS total (warehouse, shipments, units)
          VALUES ($1, 1, $2)
          ON CONFLICT (warehouse) DO UPDATE SET

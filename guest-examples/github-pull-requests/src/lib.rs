@@ -4,7 +4,7 @@
 //! the row ends the same. An event that names no state counts, and leaves the state alone.
 
 use oncebox_github_webhook::audit;
-use oncebox_guest::{Message, Result, execute, handler, params};
+use oncebox_guest::{Message, Result, enqueue, handler, params};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -35,7 +35,7 @@ fn changed(Event { pull_request }: Event, message: &Message) -> Result<()> {
     let repository = audit(message)?.repository()?;
     let state = pull_request.state();
     let updated_at = state.map(|_| &pull_request.updated_at);
-    execute(
+    enqueue(
         "INSERT INTO pull_request AS old (repository, number, state, updated_at, events)
          VALUES ($1, $2, $3, $4::text::timestamptz, 1)
          ON CONFLICT (repository, number) DO UPDATE SET

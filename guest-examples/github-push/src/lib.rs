@@ -3,7 +3,7 @@
 //! The shared row is touched last, so that it stays locked for as short as possible.
 
 use oncebox_github_webhook::{Repository, audit};
-use oncebox_guest::{Message, Result, execute, handler, params};
+use oncebox_guest::{Message, Result, enqueue, handler, params};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
@@ -19,7 +19,7 @@ fn pushed(push: Push, message: &Message) -> Result<()> {
 }
 
 fn count(repository: Repository, commits: i64) -> Result<()> {
-    execute(
+    enqueue(
         "INSERT INTO repository_activity AS activity (repository, full_name, commits, pushes)
          VALUES ($1, $2, $3, 1)
          ON CONFLICT (repository) DO UPDATE SET

@@ -2,7 +2,7 @@
 //! order, only that each is added once. It handles two event types, `star` and `watch`.
 
 use oncebox_github_webhook::{Repository, audit};
-use oncebox_guest::{Message, Result, execute, handler, params, park};
+use oncebox_guest::{Message, Result, enqueue, handler, params, park};
 
 #[handler]
 fn starred(message: &Message) -> Result<()> {
@@ -16,7 +16,7 @@ fn starred(message: &Message) -> Result<()> {
 }
 
 fn count(repository: Repository, stars: i64) -> Result<()> {
-    execute(
+    enqueue(
         "INSERT INTO repository_activity AS activity (repository, full_name, stars)
          VALUES ($1, $2, $3)
          ON CONFLICT (repository) DO UPDATE SET stars = activity.stars + excluded.stars",

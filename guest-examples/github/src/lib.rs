@@ -1,6 +1,6 @@
 //! What the GitHub handlers share: the parts common to every webhook, and the audit row.
 
-use oncebox_guest::{Message, OrFail, Result, execute, params};
+use oncebox_guest::{Message, OrFail, Result, enqueue, params};
 use serde::Deserialize;
 
 /// The members that most webhooks have.
@@ -23,7 +23,7 @@ pub struct Repository {
 pub fn audit(message: &Message) -> Result<Webhook> {
     let webhook: Webhook = message.payload_as()?;
     let repository = webhook.repository.as_ref().map(|it| it.id);
-    execute(
+    enqueue(
         "INSERT INTO audit (delivery, event, action, repository) VALUES ($1, $2, $3, $4)",
         params![message.id, event(message), webhook.action, repository],
     )?;

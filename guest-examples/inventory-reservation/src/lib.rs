@@ -3,7 +3,7 @@
 //! The check and the decrement are one statement, so two reservations of the last item cannot
 //! both succeed. It is a delta, which is safe because the message completes with it.
 
-use oncebox_guest::{Result, execute, handler, params, reject};
+use oncebox_guest::{Result, enqueue, execute, handler, params, reject};
 use serde::{Deserialize, Serialize};
 
 #[derive(Deserialize)]
@@ -32,7 +32,7 @@ fn reserve(it: Reservation) -> Result<Answer> {
     }
     let note = "INSERT INTO inventory_reservations (reservation_id, order_id, sku, quantity)
                 VALUES ($1, $2, $3, $4)";
-    execute(
+    enqueue(
         note,
         params![it.reservation_id, it.order_id, it.sku, it.quantity],
     )?;

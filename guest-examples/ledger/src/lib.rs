@@ -5,7 +5,7 @@
 //! Opening an account that exists fails its statement; a savepoint lets the handler go on.
 
 use oncebox_guest::{
-    Failure, Message, Numeric, Result, SqlError, execute, handler, json, params, park,
+    Failure, Message, Numeric, Result, SqlError, enqueue, execute, handler, json, params, park,
     query_optional, savepoint,
 };
 use serde::Deserialize;
@@ -29,7 +29,7 @@ fn book(payment: Payment, message: &Message) -> Result<serde_json::Value> {
     if payment.open_account {
         open(account)?;
     }
-    execute(
+    enqueue(
         "INSERT INTO ledger_entry (message_id, account, amount) VALUES ($1, $2, $3)",
         params![message.id, account, amount],
     )?;

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use oncebox_guest::{Batch, Result, batch_handler, execute, params, query_as, reject};
+use oncebox_guest::{Batch, Result, batch_handler, enqueue, params, query_as, reject};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -28,7 +28,7 @@ fn place(batch: &mut Batch<Order>) -> Result<()> {
     });
     let accounts = batch.column(|order| order.account);
     let amounts = batch.column(|order| order.amount);
-    execute(
+    enqueue(
         "INSERT INTO orders (id, account, amount, note)
          SELECT * FROM unnest($1::text[], $2::int[], $3::bigint[], $4::text[])",
         params![
@@ -38,7 +38,7 @@ fn place(batch: &mut Batch<Order>) -> Result<()> {
             batch.column(|order| &order.note),
         ],
     )?;
-    execute(
+    enqueue(
         "UPDATE account SET balance = balance + booked.total, n = n + booked.orders
          FROM (SELECT account, sum(amount)::bigint AS total, count(*) AS orders
                FROM unnest($1::int[], $2::bigint[]) AS placed (account, amount)

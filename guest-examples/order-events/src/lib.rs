@@ -6,7 +6,7 @@ use std::time::Duration;
 use oncebox_guest::{
     Message, Result, config,
     emit::{Outgoing, cancel},
-    execute, handler, json, params, reject,
+    enqueue, execute, handler, json, params, reject,
 };
 use serde::Deserialize;
 
@@ -32,7 +32,7 @@ fn handle(order: Order, message: &Message) -> Result<()> {
 
 /// Stores the order, confirms it to everyone, and sends a reminder to this consumer itself.
 fn place(order: &Order) -> Result<()> {
-    execute(
+    enqueue(
         "INSERT INTO purchases (order_id, amount) VALUES ($1, $2)",
         params![order.order_id, order.amount],
     )?;
@@ -65,7 +65,7 @@ fn pay(order: &Order) -> Result<()> {
 }
 
 fn remind(order: &Order) -> Result<()> {
-    execute(
+    enqueue(
         "UPDATE purchases SET reminders = reminders + 1 WHERE order_id = $1 AND NOT is_paid",
         params![order.order_id],
     )?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use oncebox_guest::{
     Context, Message, OrFail, Result, config,
     emit::{Outgoing, cancel},
-    execute, handler, json,
+    enqueue, execute, handler, json,
     once::insert_once,
     params, park, reject,
     saga::Saga,
@@ -211,7 +211,7 @@ fn to_provider(action: &str, order: &Order) -> Result<()> {
 
 /// Puts the units back.
 fn release(order: &Order) -> Result<()> {
-    execute(
+    enqueue(
         "UPDATE stock SET units = units + $2 WHERE sku = $1",
         params![order.sku, order.units],
     )?;

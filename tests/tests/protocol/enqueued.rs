@@ -6,13 +6,14 @@
 use std::sync::Arc;
 
 use oncebox_inbox::{ConsumerInbox, SessionSettings};
-use oncebox_model::{policy::Limits, record::Record};
+use oncebox_model::{error::InboxError, policy::Limits, record::Record};
 use oncebox_tests::{
     inbox::{InboxFixture, PlainHandlers, TestConsumer, drive, open},
     interpreter::{interpreter, record_of},
     proxy::Proxy,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use sqlx::Executor;
 
 const TABLES: &str = "CREATE TABLE item (id text PRIMARY KEY, n int NOT NULL CHECK (n > 0), \
         UNIQUE (id, n) DEFERRABLE); \
@@ -135,6 +136,189 @@ async fn enqueued_statements_mean_what_statements_mean_that_are_waited_for() {
         assert_eq!(results[0], results[1], "seed {seed}: {programs:#?}");
     }
     assert!((40..200).contains(&failed), "{failed} of 240 fail");
+    fixture.finish().await;
+}
+
+/// Records of messages with these steps, one after the other.
+fn records(messages: &[&[(&str, &str)]]) -> Vec<Record> {
+    let record = |(number, steps): (usize, &&[(&str, &str)])| {
+        let own = steps.iter().map(|(op, text)| (*op, (*text).to_owned()));
+        let steps: Vec<_> = [("q", effect(number))].into_iter().chain(own).collect();
+        record_of(number as i64, &format!("m{number}"), &steps, "n")
+    };
+    messages.iter().enumerate().map(record).collect()
+}
+
+/// What could go wrong: a message is failed for the number of rows that another one touched; one
+/// that has to touch a row, and does not, is completed, or keeps half of its effects; a handler that
+/// undoes such a statement, or decides itself, is not believed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_ends_as_a_statement_says_that_touches_other_rows_than_expected() {
+    let fixture = InboxFixture::new().await;
+    let tenant = fixture.tenant("acme", TABLES).await;
+    let consumer = fixture.consumer(&tenant, "c", "retry = { attempts_max = 1 }").await;
+    let host = host_of(&fixture, &consumer, Limits::default()).await;
+    let (one, none) = ("UPDATE counter SET n = n + 1 WHERE id = 1", "DELETE FROM item");
+    let two = "UPDATE counter SET n = n + 1 WHERE id < 3";
+    let mut records = records(&[
+        &[("u", one)],
+        &[("q", one), ("u", none)],
+        &[("u", one), ("q", none), ("e", one)],
+        &[("u", two)],
+        &[("e", one), ("u", none), ("e", one), ("q", one)],
+        &[("s", ""), ("u", two), ("r", ""), ("u", one)],
+        &[("u", none), ("s", ""), ("q", one), ("r", "")],
+        &[("s", ""), ("u", two), ("l", "")],
+        &[("u", "UPDATE counter SET n = n + 1 WHERE id = 2 RETURNING n")],
+        &[("u", "SELECT n FROM counter")],
+        &[("u", none), ("q", "SELECT 1 / 0 FROM counter")],
+    ]);
+    let rejects = [("u", none.to_owned())];
+    records.push(record_of(11, "m11", &rejects, "j"));
+    let mut partition = open(&host, 0).await;
+    assert!(drive(&mut partition, &records).await.is_empty());
+    partition.close().await;
+    for (number, ends) in (0..).zip([
+        None,
+        Some("parked"),
+        None,
+        Some("parked"),
+        Some("parked"),
+        None,
+        Some("parked"),
+        Some("parked"),
+        None,
+        Some("parked"),
+        Some("failed_terminal"),
+        Some("failed_terminal"),
+    ]) {
+        let row = fixture.row(&consumer, &format!("m{number}")).await;
+        assert_eq!(row.status, ends.unwrap_or("completed"), "{number}: {row:?}");
+        let error = row.last_error.as_deref();
+        match ends {
+            Some("parked") => assert_eq!(error, Some("words"), "{number}"),
+            Some(_) if number == 10 => assert!(error.unwrap().starts_with("22012: ")),
+            Some(_) => assert_eq!((error, &*row.reason.unwrap()), (Some("words"), "reject")),
+            None => assert_eq!(error, None, "{number}"),
+        }
+    }
+    let counted = format!("SELECT sum(n)::bigint FROM {}.counter", tenant.schema_name);
+    assert_eq!(fixture.number(counted).await, 5);
+    fixture.finish().await;
+}
+
+/// What could go wrong: a message is stopped, and loses an attempt, for a statement of an earlier one
+/// that takes too long; or nobody stops such a statement.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_statement_is_stopped_at_the_deadline_of_its_own_message() {
+    const SLOW: &str = "INSERT INTO item SELECT 'slow', count(*) FROM \
+        generate_series(1, 1000000000) a, generate_series(1, 1000) b";
+    let fixture = InboxFixture::new().await;
+    for (name, second, last) in [("a", "q", "q"), ("b", "q", "e"), ("c", "e", "q")] {
+        let tenant = fixture.tenant(name, TABLES).await;
+        let policy = "limits = { deadline_ms = 1000 }\nbatch = { duration_ms = 5000 }\n\
+            retry = { attempts_max = 1 }";
+        let consumer = fixture.consumer(&tenant, "c", policy).await;
+        let host = host_of(&fixture, &consumer, Limits::default()).await;
+        let one = "UPDATE counter SET n = n + 1 WHERE id = 1";
+        let records = records(&[&[("q", one)], &[(second, SLOW)], &[(last, one)]]);
+        let mut partition = open(&host, 0).await;
+        let errors = drive(&mut partition, &records).await;
+        assert!(errors.is_empty(), "{errors:?}");
+        partition.close().await;
+        for (number, state) in [
+            (0, ("completed", None, 1)),
+            (1, ("failed_terminal", Some("deadline"), 1)),
+            (2, ("completed", None, 1)),
+        ] {
+            let row = fixture.row(&consumer, &format!("m{number}")).await;
+            assert_eq!(row.state(), state, "{name} {number}: {row:?}");
+        }
+    }
+    fixture.finish().await;
+}
+
+/// What could go wrong: a connection that breaks while the host waits for statements of messages
+/// that ran ahead is taken for a fault of the host alone, and the messages break it for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_breaks_at_enqueued_statements_makes_their_messages_suspect() {
+    let fixture = InboxFixture::new().await;
+    let (one, other) = ("UPDATE counter SET n = n + 1 WHERE id = 1", "DELETE FROM item");
+    // A later message waits, for its own statement; or nobody does before the end.
+    for (name, second, third) in [("a", one, other), ("b", other, one)] {
+        let tenant = fixture.tenant(name, TABLES).await;
+        let consumer = fixture.consumer(&tenant, "c", "").await;
+        let host = host_of(&fixture, &consumer, Limits::default()).await;
+        let messages: [&[_]; 4] =
+            [&[("e", one), ("e", other)], &[("q", other)], &[("q", second)], &[("q", third)]];
+        let records = records(&messages);
+        let mut partition = open(&host, 0).await;
+        assert!(drive(&mut partition, &records[..1]).await.is_empty());
+        let mut blocker = fixture.superuser().await;
+        let held = format!("BEGIN; UPDATE {}.counter SET n = n WHERE id = 1", tenant.schema_name);
+        blocker.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(held))).await.unwrap();
+        let driven = tokio::spawn(async move {
+            let errors = drive(&mut partition, &records[1..]).await;
+            partition.close().await;
+            errors
+        });
+        fixture.until_blocked(1).await;
+        fixture.end_blocked().await;
+        blocker.execute("COMMIT").await.unwrap();
+        let errors = driven.await.unwrap();
+        assert!(
+            matches!(&*errors, [InboxError::LostInHandler { among: 3, .. }]),
+            "{name}: {errors:?}"
+        );
+        fixture.retry_until_settled(&host).await; // they run alone, under a lease
+        let counted = format!("SELECT sum(n)::bigint FROM {}.counter", tenant.schema_name);
+        assert_eq!(fixture.number(counted).await, 2, "{name}");
+        for number in 0..4 {
+            let row = fixture.row(&consumer, &format!("m{number}")).await;
+            assert_eq!(row.status, "completed", "{name} {number}: {row:?}");
+        }
+    }
+    fixture.finish().await;
+}
+
+/// What could go wrong: what a guest enqueues is not bounded by its caps, is not the kind of
+/// statement that a guest may send, or returns more than the network holds, so that both ends wait
+/// for each other.
+#[tokio::test(flavor = "multi_thread")]
+async fn enqueued_statements_are_bounded_like_others() {
+    let fixture = InboxFixture::new().await;
+    let tenant = fixture.tenant("acme", TABLES).await;
+    let consumer = fixture.consumer(&tenant, "c", "retry = { attempts_max = 1 }").await;
+    let limits = Limits { statements_max: 4, statement_texts_max: 3, ..Limits::default() };
+    let host = host_of(&fixture, &consumer, limits).await;
+    let one = "UPDATE counter SET n = n + 1 WHERE id = 1";
+    let large = "SELECT repeat('x', 100000) FROM generate_series(1, 300)";
+    let records = records(&[
+        &[("q", one), ("q", one), ("q", one)],
+        &[("q", one), ("q", one), ("q", one), ("q", one)],
+        &[("q", one), ("q", "DELETE FROM item"), ("q", "DELETE FROM item WHERE n = 1")],
+        &[("q", "COMMIT")],
+        &[("q", "DO $$ BEGIN END $$")],
+        &[("q", "UPDATE counter SET n = $1")],
+        &[("q", large), ("q", one), ("q", large)],
+    ]);
+    let mut partition = open(&host, 0).await;
+    assert!(drive(&mut partition, &records).await.is_empty());
+    partition.close().await;
+    for (number, state) in [
+        (0, ("completed", None, 1)),
+        (1, ("failed_terminal", Some("limit"), 1)),
+        (2, ("failed_terminal", Some("limit"), 1)),
+        (3, ("failed_terminal", Some("statement_refused"), 1)),
+        (4, ("failed_terminal", Some("statement_refused"), 1)),
+        (5, ("failed_terminal", Some("other"), 1)),
+        (6, ("completed", None, 1)),
+    ] {
+        let row = fixture.row(&consumer, &format!("m{number}")).await;
+        assert_eq!(row.state(), state, "{number}: {row:?}");
+    }
+    let counted = format!("SELECT sum(n)::bigint FROM {}.counter", tenant.schema_name);
+    assert_eq!(fixture.number(counted).await, 4);
     fixture.finish().await;
 }
 

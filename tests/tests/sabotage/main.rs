@@ -32,6 +32,7 @@ use oncebox_model::{
     message::Message,
     outcome::{Failure, FailureKind},
     outgoing::AnswerMode,
+    policy::Limits,
     record::Record,
 };
 use oncebox_tests::{
@@ -45,6 +46,7 @@ use oncebox_tests::{
         Guest, InboxFixture, PlainHandler, PlainHandlers, Script, TestConsumer, deliver, drive,
         execute, open, record, records, step,
     },
+    interpreter::{interpreter, record_of},
     job::{carry_out, inbox_job, these, work_off},
     load::{Load, Work},
     lookup3::Forger,
@@ -244,6 +246,24 @@ static DEFECTS: &[Defect] = &[
         name: "completion_error_is_commits",
         scenario: "a result that cannot be stored",
         sees: "the failure is not that of the completion",
+        made: Made::Switch,
+    },
+    Defect {
+        name: "ahead_unread",
+        scenario: "statements that nobody waits for",
+        sees: "a message ends otherwise than its statements say",
+        made: Made::Switch,
+    },
+    Defect {
+        name: "earlier_failure_is_own",
+        scenario: "statements that nobody waits for",
+        sees: "a message ends otherwise than its statements say",
+        made: Made::Switch,
+    },
+    Defect {
+        name: "rows_unexpected",
+        scenario: "statements that nobody waits for",
+        sees: "a message ends otherwise than its statements say",
         made: Made::Switch,
     },
     Defect {
@@ -964,6 +984,7 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("a slow batch", |defect| slow_batch(defect).map(Ok).boxed_local()),
     ("a lost answer to COMMIT", |defect| lost_answer(defect).map(Ok).boxed_local()),
     ("a result that cannot be stored", |defect| bad_result(defect).map(Ok).boxed_local()),
+    ("statements that nobody waits for", |defect| enqueued(defect).map(Ok).boxed_local()),
     ("a swallowed error", |defect| swallowed_error(defect).map(Ok).boxed_local()),
     ("a failure in a batch", |defect| failure_in_a_batch(defect).map(Ok).boxed_local()),
     ("a failed answer in a batch", |defect| failed_answer(defect).map(Ok).boxed_local()),
@@ -1553,6 +1574,27 @@ async fn bad_result(defect: Option<&Defect>) {
         Some("bad_result"),
         "the failure is not that of the completion"
     );
+    fixture.finish().await;
+}
+
+/// Messages that run ahead, of which one touches no row and has to touch one.
+async fn enqueued(defect: Option<&Defect>) {
+    let fixture = fixture(defect).await;
+    let consumer = fixture.simple("", "retry = { attempts_max = 1 }").await;
+    let handlers = PlainHandlers::of(Arc::new(interpreter(Limits::default()).await.unwrap()));
+    let host = fixture.host_with(&consumer, handlers, &SessionSettings::default());
+    let steps = |number: i64, own: &[(&'static str, &str)]| {
+        let own = own.iter().map(|(op, text)| (*op, (*text).to_owned()));
+        let effect = format!("INSERT INTO effect VALUES ('orders', 'm{number}', 1, 1)");
+        let steps: Vec<_> = own.chain([("q", effect)]).collect();
+        record_of(number, &format!("m{number}"), &steps, "n")
+    };
+    let none = "DELETE FROM effect WHERE attempt = 0";
+    deliver(&host, &[steps(0, &[("q", none)]), steps(1, &[("u", none)]), steps(2, &[])]).await;
+    for (id, status) in [("m0", "completed"), ("m1", "parked"), ("m2", "completed")] {
+        let row = fixture.row(&consumer, id).await;
+        assert_eq!(row.status, status, "a message ends otherwise than its statements say");
+    }
     fixture.finish().await;
 }
 

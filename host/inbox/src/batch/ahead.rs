@@ -6,6 +6,8 @@
 //! answer that the transaction needs brings the error. The transaction is then repeated with
 //! savepoints, where each message waits for its own statements, and the failure is that message's.
 
+use oncebox_model::hooks::{self, Defect};
+
 use crate::{
     admission::batch_sizer::SavepointMode,
     batch::{
@@ -40,6 +42,9 @@ impl ConsumerInbox {
         state: &mut BatchState<'_>,
     ) -> Result<(), Abort> {
         let Some(index) = state.ahead.take() else { return Ok(()) };
+        if hooks::sabotage(Defect::AheadUnread) {
+            return Ok(());
+        }
         let tx = transaction.tx();
         let routed = &state.batch[index];
         let outbox = self.outbox(transaction, routed);

@@ -168,7 +168,8 @@ async fn classify<T>(
         return CallResult::ConnectionLost;
     }
     let is_unfinished = is_abandoned || answer.is_err();
-    if tx.has_earlier_failed().await || is_unfinished && tx.awaits_earlier().await {
+    let is_behind = tx.has_earlier_failed().await || is_unfinished && tx.awaits_earlier().await;
+    if is_behind && !hooks::sabotage(Defect::EarlierFailureIsOwn) {
         return behind(tx).await;
     }
     if is_abandoned {

@@ -38,6 +38,12 @@ defects! {
     CompletionUnread = "completion_unread",
     /// An error of the completion counts as one of the COMMIT that was sent with it.
     CompletionErrorIsCommits = "completion_error_is_commits",
+    /// The host does not wait for the statements of messages that ran ahead before it completes them.
+    AheadUnread = "ahead_unread",
+    /// A message takes what an earlier one enqueued for its own.
+    EarlierFailureIsOwn = "earlier_failure_is_own",
+    /// A statement may touch another number of rows than it has to.
+    RowsUnexpected = "rows_unexpected",
     /// The offset is stored before the commit.
     AckBeforeCommit = "ack_before_commit",
     /// The offset is stored before its records are settled.

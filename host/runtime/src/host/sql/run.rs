@@ -27,8 +27,10 @@ use crate::{
     text::bounded,
 };
 
-/// Fail point behind an enqueued statement, which is sent at once where it is armed.
+/// Fail points behind an enqueued statement, and behind any. An enqueued statement is sent at once
+/// where one of them is armed.
 pub(super) const ENQUEUED: &str = "runtime:sql:enqueued";
+pub(super) const AFTER: &str = "runtime:sql:after";
 /// Most parameters that the wire protocol can count.
 const PARAMS_MAX: usize = 65_535;
 /// Most bytes of each of PostgreSQL's own texts that a guest gets.
@@ -101,7 +103,7 @@ impl StoreState {
             },
             Err(error) => Err(SqlStop::Guest(error)),
         };
-        hooks::point("runtime:sql:after");
+        hooks::point(AFTER);
         self.note_answers().await;
         if let Some(recording) = &mut self.recording {
             recording.answered(recorded, sent, &result);
@@ -339,7 +341,7 @@ async fn enqueue(
     }
     let arguments = encode::arguments(parameters(&prepared), params).map_err(unsupported)?;
     connection.enqueue(prepared.query_with(arguments)).await?;
-    if hooks::is_armed(ENQUEUED) {
+    if [ENQUEUED, AFTER].into_iter().any(hooks::is_armed) {
         connection.send_enqueued().await?;
     }
     Ok(true)
