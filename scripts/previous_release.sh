@@ -6,7 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 read -r version commit < tests/previous_release
 program=$PWD/target/releases/oncebox-$version-$commit
-if test -x "$program"; then exit 0; fi
+component=$program-ledger.wasm
+if test -x "$program" && test -f "$component"; then exit 0; fi
 
 if ! git cat-file -e "$commit^{commit}" 2> /dev/null; then
     git fetch --quiet --unshallow || true
@@ -15,6 +16,10 @@ if ! git cat-file -e "$commit^{commit}" 2> /dev/null; then
         exit 1
     }
 fi
+mkdir -p target/releases
+git show "$commit:guest-examples/components/ledger.wasm" > "$component.part"
+mv "$component.part" "$component"
+if test -x "$program"; then exit 0; fi
 source=$PWD/target/releases/source
 rm -rf "$source"
 mkdir -p "$source"

@@ -46,7 +46,7 @@ use crate::{
     postgres::{TestDatabase, admin_url},
     program::WorkingDir,
     proxy::Proxy,
-    release::{apart, previous_release, previous_version, run_previous},
+    release::{apart, previous_ledger, previous_release, previous_version, run_previous},
     services::target_dir,
     wait::{self, DEADLINE},
 };
@@ -146,8 +146,10 @@ pub struct Options {
     pub own_postgres: Option<String>,
     /// Dead letters are copied to the topic [`HostFixture::copies`].
     pub copies: bool,
-    /// The release before makes the databases and the tenant.
+    /// The release before makes the databases and the tenant. Its ledger is the handler.
     pub previous_release: bool,
+    /// The handler is the ledger of the release before, which hosts of it can run.
+    pub previous_ledger: bool,
     /// Hosts reach the databases through proxies, [`HostFixture::ways`].
     pub proxied: bool,
     /// The disk under the inbox can be filled, by [`HostFixture::fill_disk`].
@@ -181,6 +183,7 @@ impl Default for Options {
             own_postgres: None,
             copies: false,
             previous_release: false,
+            previous_ledger: false,
             proxied: false,
             fills: false,
             registry: None,
@@ -340,13 +343,17 @@ impl HostFixture {
         if options.fills {
             pool.execute(sqlx::raw_sql(DISK)).await?;
         }
+        let component = match options.previous_release || options.previous_ledger {
+            true => previous_ledger()?,
+            false => COMPONENT.to_vec(),
+        };
         control
             .versions()
             .deploy_compiled(
                 &tenant.name,
                 CONSUMER,
                 NewDeployment::stable("payment.captured", "ledger", ""),
-                COMPONENT,
+                &component,
             )
             .await?;
 

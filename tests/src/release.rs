@@ -17,14 +17,20 @@ pub fn previous_version() -> &'static str {
 
 /// Returns the program of the release before, without variables that name an Oncebox.
 pub fn previous_release() -> Result<Command> {
-    let name = format!("oncebox-{}", PREVIOUS.trim().replace(' ', "-"));
-    let program: PathBuf = target_dir().join("releases").join(name);
-    ensure!(
-        program.is_file(),
-        "`{}` is missing; run scripts/previous_release.sh",
-        program.display()
-    );
-    Ok(apart(Command::new(program)))
+    Ok(apart(Command::new(made("")?)))
+}
+
+/// Returns the component of the ledger, of the release before. It imports nothing that is newer.
+pub fn previous_ledger() -> Result<Vec<u8>> {
+    Ok(std::fs::read(made("-ledger.wasm")?)?)
+}
+
+/// Returns a file of the release before.
+fn made(suffix: &str) -> Result<PathBuf> {
+    let name = format!("oncebox-{}{suffix}", PREVIOUS.trim().replace(' ', "-"));
+    let file = target_dir().join("releases").join(name);
+    ensure!(file.is_file(), "`{}` is missing; run scripts/previous_release.sh", file.display());
+    Ok(file)
 }
 
 /// Runs a command of the release before to its end.

@@ -175,7 +175,7 @@ pub enum InboxError {
     #[error("{text}")]
     Conflict {
         /// Stable code for programs: `conflict`, `version_not_ready`, `component_refused`,
-        /// `migration_missing`, `grant_missing`.
+        /// `migration_missing`, `grant_missing`, `host_too_old`.
         code: &'static str,
         /// Text for readers.
         text: String,

@@ -15,7 +15,7 @@ use oncebox_model::hooks::SCHEMA_POINTS;
 use oncebox_tests::{
     host::{HostFixture, HostProcess, Options},
     load::{Load, Work},
-    release::previous_version,
+    release::{previous_ledger, previous_version},
     wait::DEADLINE,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -26,7 +26,6 @@ use tokio::time::{Instant, sleep};
 use crate::crash_recovery::run_seeds;
 
 const EFFECTS: &str = "SELECT count(*) FROM {schema}.ledger_entry";
-const COMPONENT: &[u8] = include_bytes!("../../../guest-examples/components/ledger.wasm");
 const NAMES: [&str; 2] = ["a", "b"];
 /// Seeds side by side; each has two hosts.
 const AT_ONCE: usize = 2;
@@ -339,7 +338,7 @@ async fn deploy(fixture: &HostFixture) -> Result<()> {
     fixture
         .control
         .versions()
-        .deploy_compiled(&fixture.tenant.name, "payments", new, COMPONENT)
+        .deploy_compiled(&fixture.tenant.name, "payments", new, &previous_ledger()?)
         .await?;
     Ok(())
 }

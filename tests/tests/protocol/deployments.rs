@@ -600,3 +600,42 @@ async fn the_same_handler_behind_two_consumers_of_a_topic_is_told() {
     );
     f.inbox.finish().await;
 }
+
+// What could go wrong: during an update a handler goes live that hosts of the earlier release cannot
+// load, and their partitions stand still.
+#[tokio::test]
+async fn a_handler_that_earlier_hosts_cannot_load_waits_for_the_update() {
+    let fixture = InboxFixture::new().await;
+    let consumer = fixture.simple("", "").await;
+    let control = &fixture.control;
+    let new = |handler: &str, digest: &[u8]| NewDeployment {
+        version: hex::encode(digest),
+        ..NewDeployment::stable("*", handler, "")
+    };
+    let mut digests = Vec::new();
+    for (handler, import) in
+        [("waits", "oncebox:handler/sql@0.1.0"), ("enqueues", "oncebox:handler/sql@0.2.0")]
+    {
+        let version = NewVersion {
+            component: handler.as_bytes(),
+            source_digest: None,
+            report: &json!({ "imports": ["oncebox:handler/types@0.1.0", import] }),
+            is_compiled: true,
+        };
+        digests.push(control.versions().add("acme", handler, version).await.unwrap().digest);
+    }
+    fixture.execute("INSERT INTO oncebox.host (name, version) VALUES ('new', '0.2.0')").await;
+    fixture.execute("INSERT INTO oncebox.host (name) VALUES ('old')").await;
+    let deploy = |handler: &'static str, digest: Vec<u8>| {
+        let new = new(handler, &digest);
+        async move { control.deployments().deploy("acme", "orders", &new).await }
+    };
+    let error = deploy("enqueues", digests[1].clone()).await.unwrap_err();
+    let InboxError::Conflict { code: "host_too_old", text } = error else { panic!("{error}") };
+    assert!(text.contains("the host `old` of an earlier release"), "{text}");
+    deploy("waits", digests[0].clone()).await.unwrap();
+    fixture.execute("UPDATE oncebox.host SET seen_at = now() - interval '1 hour'").await;
+    deploy("enqueues", digests[1].clone()).await.unwrap();
+    assert_eq!(consumer.row.name, "orders");
+    fixture.finish().await;
+}

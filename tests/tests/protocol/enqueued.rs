@@ -330,7 +330,7 @@ const NEXT_EFFECT: &str = "WITH c AS (UPDATE counter SET n = n + 1 WHERE id = 3 
 #[tokio::test(flavor = "multi_thread")]
 async fn enqueued_statements_share_round_trips() {
     let fixture = InboxFixture::new().await;
-    let consumer = fixture.simple(TABLES, "").await;
+    let consumer = fixture.simple(TABLES, "batch = { duration_ms = 5000 }").await;
     let options = fixture.superuser_options();
     let server = format!("{}:{}", options.get_host(), options.get_port()).parse().unwrap();
     let proxy = Proxy::to(server).await.unwrap();

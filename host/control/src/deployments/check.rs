@@ -13,7 +13,7 @@ use super::{
     deploy::{Change, distinct},
     version::{self, Version},
 };
-use crate::{consumers::Consumer, control::check_name};
+use crate::{consumers::Consumer, control::check_name, hosts::HEARTBEAT_TIMEOUT};
 
 /// Checks the parts of a deployment that need no query: names, event versions, share, guard and
 /// names of grants.
@@ -135,6 +135,30 @@ pub(super) fn check_grants(version: &Version, grants: &[String]) -> Result<(), I
         return Err(InboxError::Conflict { code: "grant_missing", text });
     }
     Ok(())
+}
+
+/// Checks that every live host gives the version what it imports. A host of release 0.1.0, which
+/// tells no release, does not know `sql` of version 0.2.
+pub(super) async fn check_hosts(
+    connection: &mut PgConnection,
+    version: &Version,
+) -> Result<(), InboxError> {
+    if !version.imports_of("oncebox:handler/sql@0.2.") {
+        return Ok(());
+    }
+    let old = format!(
+        "SELECT name FROM oncebox.host WHERE seen_at > now() - {HEARTBEAT_TIMEOUT} AND version IS \
+            NULL ORDER BY name LIMIT 1"
+    );
+    let old: Option<String> =
+        sqlx::query_scalar(sqlx::AssertSqlSafe(old)).fetch_optional(connection).await?;
+    let Some(host) = old else { return Ok(()) };
+    let text = format!(
+        "version `{}` imports `oncebox:handler/sql@0.2.0` (`enqueue`), which the host `{host}` of an \
+            earlier release does not have; deploy it when all hosts are of this release",
+        &hex::encode(&version.digest)[..12]
+    );
+    Err(InboxError::Conflict { code: "host_too_old", text })
 }
 
 /// Checks that the component's initial memory fits the limit. Otherwise it would fail every

@@ -81,10 +81,18 @@ fn select<'q>(
 impl Version {
     /// Returns whether the component imports an interface, in any version of it.
     pub(crate) fn imports(&self, interface: &str) -> bool {
+        let is_it = |import: &str| import.split_once('@').map_or(import, |(it, _)| it) == interface;
+        self.all_imports().any(is_it)
+    }
+
+    /// Returns whether the component imports something whose name begins like this.
+    pub(crate) fn imports_of(&self, beginning: &str) -> bool {
+        self.all_imports().any(|import| import.starts_with(beginning))
+    }
+
+    fn all_imports(&self) -> impl Iterator<Item = &str> {
         let imports = self.report.as_ref().and_then(|report| report["imports"].as_array());
-        imports.into_iter().flatten().filter_map(Value::as_str).any(|import| {
-            import.split_once('@').map_or(import, |(interface, _)| interface) == interface
-        })
+        imports.into_iter().flatten().filter_map(Value::as_str)
     }
 
     /// Returns whether the component takes the messages of a transaction in one call.
