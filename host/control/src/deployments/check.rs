@@ -117,9 +117,19 @@ pub(crate) fn check_limits(limits: &Map<String, Value>, policy: &Policy) -> Resu
     Ok(())
 }
 
+/// Checks that a version gets what it imports, from its deployment and from every host.
+pub(super) async fn check_imports(
+    connection: &mut PgConnection,
+    version: &Version,
+    grants: &[String],
+) -> Result<(), InboxError> {
+    check_grants(version, grants)?;
+    check_hosts(connection, version).await
+}
+
 /// Checks that a version gets the grants that its imports need. A component that nothing inspected
 /// has no known imports; a host checks them when it loads it.
-pub(super) fn check_grants(version: &Version, grants: &[String]) -> Result<(), InboxError> {
+fn check_grants(version: &Version, grants: &[String]) -> Result<(), InboxError> {
     let is_given = |grant: &Grant| grants.iter().any(|given| given == grant.name());
     let missing = Grant::ALL.into_iter().filter(|grant| !is_given(grant));
     for grant in missing {
@@ -139,10 +149,7 @@ pub(super) fn check_grants(version: &Version, grants: &[String]) -> Result<(), I
 
 /// Checks that every live host gives the version what it imports. A host of release 0.1.0, which
 /// tells no release, does not know `sql` of version 0.2.
-pub(super) async fn check_hosts(
-    connection: &mut PgConnection,
-    version: &Version,
-) -> Result<(), InboxError> {
+async fn check_hosts(connection: &mut PgConnection, version: &Version) -> Result<(), InboxError> {
     if !version.imports_of("oncebox:handler/sql@0.2.") {
         return Ok(());
     }

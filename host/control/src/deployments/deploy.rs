@@ -18,8 +18,8 @@ use crate::{
     deployments::{
         Deployment, DeploymentRole, NewDeployment, Slot,
         check::{
-            check, check_grants, check_hosts, check_limits, check_memory, check_migration,
-            check_percent, check_slot,
+            check, check_imports, check_limits, check_memory, check_migration, check_percent,
+            check_slot,
         },
         select, version,
     },
@@ -81,8 +81,7 @@ impl Deployments<'_> {
             version::find(change.connection, consumer.tenant_id, &new.handler, &new.version)
                 .await?;
         version.check_deployable()?;
-        check_grants(&version, &new.grants)?;
-        check_hosts(change.connection, &version).await?;
+        check_imports(change.connection, &version, &new.grants).await?;
         check_memory(&version, &limits(&consumer.policy()?, &Value::Object(new.limits.clone()))?)?;
         check_migration(change.connection, &consumer, new).await?;
         check_slot(&mut change, new, &version).await?;

@@ -7,14 +7,22 @@ use std::{collections::VecDeque, time::Instant};
 
 use oncebox_model::{
     hooks::{self, Defect},
+    policy::Limits,
     trace::Span,
+    tx::Tx,
 };
+use sqlx::{PgConnection, Statement as _};
 
 use super::{
-    run::{AFTER, ENQUEUED, SqlAnswer, Submitted, submit_statement},
+    encode,
+    run::{
+        AFTER, ExchangeError, SqlAnswer, StatementMode, bytes, check, describe, finish, parameters,
+        run_statement, types, unsupported,
+    },
     session::SqlSession,
     span,
     stop::SqlStop,
+    types::is_too_deep,
 };
 use crate::{
     bindings::{
@@ -38,6 +46,10 @@ pub(crate) struct EnqueuedStatement {
     /// Number of the statement among those of the record, and when it was enqueued.
     recorded: (usize, Instant),
 }
+
+/// Fail point behind an enqueued statement. It is sent at once where this one or that behind any
+/// statement is armed.
+const ENQUEUED: &str = "runtime:sql:enqueued";
 
 impl sql::Host for StoreState {
     async fn enqueue(
@@ -146,9 +158,63 @@ impl EnqueuedStatement {
     }
 }
 
+/// What became of a statement that may be enqueued.
+enum Submitted {
+    Enqueued,
+    /// It was waited for, since there was no room for it, or it returns rows.
+    Answered(SqlAnswer),
+}
+
+/// Enqueues a statement of a guest. Waits for its answer where it would take too much room, or
+/// returns rows: nobody reads them before the next statement is written. `rows` is the number of
+/// rows that it has to touch.
+async fn submit_statement(
+    tx: &Tx,
+    limits: &Limits,
+    text: &str,
+    params: &[Value],
+    rows: Option<u64>,
+) -> Result<Submitted, SqlStop> {
+    check(limits, text, params).map_err(SqlStop::Guest)?;
+    let bytes = bytes(params);
+    if let Some(mut statement) = tx.enqueueable(bytes).await {
+        match enqueue(statement.connection(), text, params).await {
+            Ok(true) => {
+                statement.enqueued_by_run(rows, bytes);
+                return Ok(Submitted::Enqueued);
+            }
+            Ok(false) => statement.finish(None),
+            Err(error) => return finish(tx, statement, Err(error)).await.map(Submitted::Answered),
+        }
+    }
+    let answer = run_statement(tx, limits, StatementMode::Execute, text, params).await;
+    answer.map(Submitted::Answered)
+}
+
+/// Enqueues a statement, and returns whether it could be: not where it returns rows.
+async fn enqueue(
+    connection: &mut PgConnection,
+    text: &str,
+    params: &[Value],
+) -> Result<bool, ExchangeError> {
+    let prepared = describe(connection, text).await?;
+    if types(&prepared).any(is_too_deep) {
+        return Err(ExchangeError::TooDeep);
+    }
+    if !prepared.columns().is_empty() {
+        return Ok(false);
+    }
+    let arguments = encode::arguments(parameters(&prepared), params).map_err(unsupported)?;
+    connection.enqueue(prepared.query_with(arguments)).await?;
+    if [ENQUEUED, AFTER].into_iter().any(hooks::is_armed) {
+        connection.send_enqueued().await?;
+    }
+    Ok(true)
+}
+
 /// Returns the error that made PostgreSQL refuse an enqueued statement: its own, or that of one
 /// before it.
-async fn first_error(tx: &oncebox_model::tx::Tx) -> DatabaseError {
+async fn first_error(tx: &Tx) -> DatabaseError {
     let error = tx.error().await;
     let (sqlstate, message, constraint) = match error {
         Some(error) => (error.sqlstate, error.message, error.constraint),

@@ -27,9 +27,7 @@ use crate::{
     text::bounded,
 };
 
-/// Fail points behind an enqueued statement, and behind any. An enqueued statement is sent at once
-/// where one of them is armed.
-pub(super) const ENQUEUED: &str = "runtime:sql:enqueued";
+/// Fail point behind any statement.
 pub(super) const AFTER: &str = "runtime:sql:after";
 /// Most parameters that the wire protocol can count.
 const PARAMS_MAX: usize = 65_535;
@@ -126,45 +124,12 @@ pub async fn run_statement(
     params: &[Value],
 ) -> Result<SqlAnswer, SqlStop> {
     check(limits, text, params).map_err(SqlStop::Guest)?;
-    if params.iter().map(size).sum::<usize>() > ENQUEUED_BYTES_MAX {
+    if bytes(params) > ENQUEUED_BYTES_MAX {
         wait_for_enqueued(tx).await?;
     }
     let mut statement = tx.statement().await;
     let answer = exchange(statement.connection(), limits, mode, text, params).await;
     finish(tx, statement, answer).await
-}
-
-/// What became of a statement that may be enqueued.
-pub(super) enum Submitted {
-    Enqueued,
-    /// It was waited for, since there was no room for it, or it returns rows.
-    Answered(SqlAnswer),
-}
-
-/// Enqueues a statement of a guest. Waits for its answer where it would take too much room, or
-/// returns rows: nobody reads them before the next statement is written. `rows` is the number of
-/// rows that it has to touch.
-pub(super) async fn submit_statement(
-    tx: &Tx,
-    limits: &Limits,
-    text: &str,
-    params: &[Value],
-    rows: Option<u64>,
-) -> Result<Submitted, SqlStop> {
-    check(limits, text, params).map_err(SqlStop::Guest)?;
-    let bytes = params.iter().map(size).sum::<usize>();
-    if let Some(mut statement) = tx.enqueueable(bytes).await {
-        match enqueue(statement.connection(), text, params).await {
-            Ok(true) => {
-                statement.enqueued_by_run(rows, bytes);
-                return Ok(Submitted::Enqueued);
-            }
-            Ok(false) => statement.finish(None),
-            Err(error) => return finish(tx, statement, Err(error)).await.map(Submitted::Answered),
-        }
-    }
-    let answer = run_statement(tx, limits, StatementMode::Execute, text, params).await;
-    answer.map(Submitted::Answered)
 }
 
 /// Waits for what is enqueued.
@@ -176,7 +141,7 @@ async fn wait_for_enqueued(tx: &Tx) -> Result<(), SqlStop> {
 }
 
 /// Ends a statement with its answer.
-async fn finish<T>(
+pub(super) async fn finish<T>(
     tx: &Tx,
     mut statement: OpenStatement<'_>,
     answer: Result<T, ExchangeError>,
@@ -243,7 +208,7 @@ fn database_error(error: &PgDatabaseError) -> DatabaseError {
 }
 
 /// Checks everything that the host can refuse before it sends the statement.
-fn check(limits: &Limits, text: &str, params: &[Value]) -> Result<(), Error> {
+pub(super) fn check(limits: &Limits, text: &str, params: &[Value]) -> Result<(), Error> {
     statement::check(text).map_err(Error::Refused)?;
     if text.len() > limits.statement_bytes_max {
         return Err(limit("statement_bytes_max", limits.statement_bytes_max));
@@ -252,10 +217,15 @@ fn check(limits: &Limits, text: &str, params: &[Value]) -> Result<(), Error> {
     if params.len() > params_max {
         return Err(limit("params_max", params_max));
     }
-    if params.iter().map(size).sum::<usize>() > limits.params_bytes_max {
+    if bytes(params) > limits.params_bytes_max {
         return Err(limit("params_bytes_max", limits.params_bytes_max));
     }
     Ok(())
+}
+
+/// Returns the approximate bytes of parameters.
+pub(super) fn bytes(params: &[Value]) -> usize {
+    params.iter().map(size).sum()
 }
 
 /// Returns the approximate bytes of a parameter.
@@ -282,7 +252,7 @@ fn element_size(element: &Element) -> usize {
 }
 
 /// The reason for which an exchange with PostgreSQL failed.
-enum ExchangeError {
+pub(super) enum ExchangeError {
     /// An error that the guest gets.
     Guest(Error),
     /// An error of the driver, which may be PostgreSQL's answer or a broken connection.
@@ -297,7 +267,7 @@ impl From<sqlx::Error> for ExchangeError {
     }
 }
 
-fn unsupported(text: impl Into<String>) -> ExchangeError {
+pub(super) fn unsupported(text: impl Into<String>) -> ExchangeError {
     ExchangeError::Guest(Error::Unsupported(text.into()))
 }
 
@@ -326,32 +296,14 @@ async fn exchange(
     })
 }
 
-/// Enqueues a statement, and returns whether it could be: not where it returns rows.
-async fn enqueue(
-    connection: &mut PgConnection,
-    text: &str,
-    params: &[Value],
-) -> Result<bool, ExchangeError> {
-    let prepared = describe(connection, text).await?;
-    if types(&prepared).any(is_too_deep) {
-        return Err(ExchangeError::TooDeep);
-    }
-    if !prepared.columns().is_empty() {
-        return Ok(false);
-    }
-    let arguments = encode::arguments(parameters(&prepared), params).map_err(unsupported)?;
-    connection.enqueue(prepared.query_with(arguments)).await?;
-    if [ENQUEUED, AFTER].into_iter().any(hooks::is_armed) {
-        connection.send_enqueued().await?;
-    }
-    Ok(true)
-}
-
 const NOT_DESCRIBED: &str = "a type of this statement cannot be described; cast it to text";
 
 /// Asks PostgreSQL for the types of a statement, once per text and connection. The text goes
 /// through the extended protocol, which takes one statement only.
-async fn describe(connection: &mut PgConnection, text: &str) -> Result<PgStatement, ExchangeError> {
+pub(super) async fn describe(
+    connection: &mut PgConnection,
+    text: &str,
+) -> Result<PgStatement, ExchangeError> {
     connection.set_row_bytes_max(TYPE_BYTES_MAX);
     let prepared = connection.prepare(AssertSqlSafe(text).into_sql_str()).await;
     connection.set_row_bytes_max(usize::MAX);
@@ -373,11 +325,11 @@ async fn describe(connection: &mut PgConnection, text: &str) -> Result<PgStateme
 }
 
 /// Returns the types of the parameters and of the columns.
-fn types(prepared: &PgStatement) -> impl Iterator<Item = &PgTypeInfo> {
+pub(super) fn types(prepared: &PgStatement) -> impl Iterator<Item = &PgTypeInfo> {
     parameters(prepared).iter().chain(prepared.columns().iter().map(sqlx::Column::type_info))
 }
 
-fn parameters(prepared: &PgStatement) -> &[PgTypeInfo] {
+pub(super) fn parameters(prepared: &PgStatement) -> &[PgTypeInfo] {
     match prepared.parameters() {
         Some(Either::Left(types)) => types,
         _ => &[],
