@@ -2,7 +2,7 @@
 //!
 //! The headers of a message are its steps, by their first letters: `e` executes the header's value,
 //! `q` enqueues it, `u` enqueues it and says that the message is parked unless it touches one row, `s` opens a savepoint, `r`
-//! rolls back to it, `l` releases it, `d` drops it, `o` opens one and forgets the one before. What a
+//! rolls back to it, `l` releases it, `d` drops it, `o` opens one and forgets the one before, `w` computes for more than a second. What a
 //! step is answered changes nothing, but a savepoint that is not opened, which is a trap. Afterwards
 //! the component answers by the first letter of the content type: `n` ok, `x` a trap, `f` other, `j`
 //! reject.
@@ -29,10 +29,13 @@ const INTERPRETER: &str = r#"(module
     (local.set $at (i32.and (i32.add (global.get $next) (i32.const 7)) (i32.const -8)))
     (global.set $next (i32.add (local.get $at) (local.get 3)))
     (local.get $at))
-  (func $step (param $at i32) (local $op i32)
+  (func $step (param $at i32) (local $op i32) (local $left i64)
     (local.set $op (i32.load8_u (i32.load (local.get $at))))
     (if (i32.eq (local.get $op) (i32.const 101)) (then
       (call $execute (i32.load offset=8 (local.get $at)) (i32.load offset=12 (local.get $at)) (i32.const 0) (i32.const 0) (i32.const 256))))
+    (if (i32.eq (local.get $op) (i32.const 119)) (then
+      (local.set $left (i64.const 4000000000))
+      (loop $again (br_if $again (i64.ne (local.tee $left (i64.sub (local.get $left) (i64.const 1))) (i64.const 0))))))
     (if (i32.eq (local.get $op) (i32.const 113)) (then
       (call $enqueue (i32.load offset=8 (local.get $at)) (i32.load offset=12 (local.get $at)) (i32.const 0) (i32.const 0) (i32.const 0) (i64.const 0) (i32.const 0) (i32.const 0) (i64.const 0) (i32.const 256))))
     (if (i32.eq (local.get $op) (i32.const 117)) (then

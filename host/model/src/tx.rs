@@ -15,7 +15,8 @@ use tokio::sync::{Mutex, MutexGuard};
 use self::enqueued::Enqueued;
 use crate::{meter::Meter, sqlstate};
 
-pub use enqueued::{ENQUEUED_BYTES_MAX, is_stale};
+pub use enqueued::ENQUEUED_BYTES_MAX;
+use enqueued::is_stale;
 
 mod enqueued;
 
@@ -64,6 +65,9 @@ struct TxState {
     /// True where a guest's code has made the session forget its prepared statements. The
     /// connection then serves for the rest of the transaction at most.
     forgot: bool,
+    /// True where a prepared statement of the session fails for ever. The connection then serves
+    /// for the rest of the transaction at most.
+    stale: bool,
     /// The statement that put the transaction into its aborted state.
     error: Option<StatementError>,
     /// Statements that were sent.
@@ -117,6 +121,7 @@ impl Tx {
             in_flight: false,
             broken: false,
             forgot: false,
+            stale: false,
             error: None,
             contention: None,
             statements: 0,
@@ -137,7 +142,15 @@ impl Tx {
     /// Starts a statement. Call [`OpenStatement::finish`] when its answer has been read: a
     /// statement that is dropped before that condemns the connection.
     pub async fn statement(&self) -> OpenStatement<'_> {
-        let statement = self.open().await;
+        let mut statement = self.asking().await;
+        statement.state.statements += 1;
+        statement
+    }
+
+    /// Opens the connection to ask the database something that is no statement.
+    async fn asking(&self) -> OpenStatement<'_> {
+        let mut statement = self.open().await;
+        statement.has_asked = true;
         self.silence.asked();
         statement
     }
@@ -148,8 +161,14 @@ impl Tx {
 
     fn opened<'a>(&'a self, mut state: MutexGuard<'a, TxState>) -> OpenStatement<'a> {
         state.in_flight = true;
-        state.statements += 1;
-        OpenStatement { state, meter: &self.meter, silence: &self.silence, sent: Instant::now() }
+        OpenStatement {
+            state,
+            meter: &self.meter,
+            silence: &self.silence,
+            sent: Instant::now(),
+            has_asked: false,
+            is_cleared: false,
+        }
     }
 
     /// Returns the number of statements sent so far, the host's included.
@@ -170,16 +189,21 @@ impl Tx {
         loop {
             tokio::time::sleep(PULSE).await;
             let Ok(mut state) = self.state.try_lock() else { continue };
-            if !state.broken && !state.in_flight {
+            if state.broken || state.in_flight {
+                if state.broken {
+                    return;
+                }
+            } else if state.enqueued.is_empty() {
                 state.in_flight = true;
                 // A ping asks for an answer and nothing else; it also works in a transaction that
                 // failed.
                 let answer = state.connection.ping().await;
                 state.in_flight = false;
                 state.broken |= answer.is_err();
-            }
-            if state.broken {
-                return;
+            } else {
+                let mut statement = self.opened(state);
+                let answer = statement.connection().wait_for_enqueued().await;
+                statement.finish(answer.as_ref().err());
             }
         }
     }
@@ -228,7 +252,8 @@ impl Tx {
     /// Returns the connection when no clone is left and it is sound.
     pub fn into_connection(self) -> Option<PgConnection> {
         let state = Arc::into_inner(self.state)?.into_inner();
-        (!state.broken && !state.in_flight && !state.forgot).then_some(state.connection)
+        let is_sound = !(state.broken || state.in_flight || state.forgot || state.stale);
+        is_sound.then_some(state.connection)
     }
 }
 
@@ -238,6 +263,10 @@ pub struct OpenStatement<'a> {
     meter: &'a Meter,
     silence: &'a Silence,
     sent: Instant,
+    /// Whether it was noted as a question to the database.
+    has_asked: bool,
+    /// Whether the session's prepared statements were closed after an error.
+    is_cleared: bool,
 }
 
 impl Drop for OpenStatement<'_> {
@@ -261,21 +290,34 @@ impl OpenStatement<'_> {
     pub fn finish(mut self, error: Option<&sqlx::Error>) {
         self.state.in_flight = false;
         self.state.note_answers();
-        match error {
-            None => self.silence.answered(),
-            Some(error) => match answered(error) {
-                Some(answered) => {
-                    self.silence.answered();
-                    self.state.forgot |=
-                        answered.sqlstate == sqlstate::UNDEFINED_PREPARED_STATEMENT;
-                    if answered.is_contention() {
-                        self.state.contention.get_or_insert_with(|| answered.clone());
-                    }
-                    self.state.error.get_or_insert(answered);
-                }
-                None => self.state.broken |= !is_local(error),
-            },
+        if self.has_asked {
+            self.silence.answered();
         }
+        let Some(error) = error else { return };
+        match answered(error) {
+            Some(answered) => {
+                self.state.forgot |= answered.sqlstate == sqlstate::UNDEFINED_PREPARED_STATEMENT;
+                self.state.stale |= is_stale(error) && !self.is_cleared;
+                if answered.is_contention() {
+                    self.state.contention.get_or_insert_with(|| answered.clone());
+                }
+                self.state.error.get_or_insert(answered);
+            }
+            None => self.state.broken |= !is_local(error),
+        }
+    }
+
+    /// Closes the session's prepared statements where an error says that one of them fails for ever.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the connection does.
+    pub async fn clear_if_stale(&mut self, error: &sqlx::Error) -> Result<(), sqlx::Error> {
+        if is_stale(error) {
+            self.state.connection.clear_cached_statements().await?;
+            self.is_cleared = true;
+        }
+        Ok(())
     }
 }
 

@@ -69,7 +69,13 @@ pub(crate) async fn of_message(mut state: StoreState, end: CallEnd<GuestAnswer>)
     if let Some(failure) = transaction_failure(&mut state, &guest_text).await {
         return Err(failure);
     }
-    let result = checked(result?, state.limits.outcome_bytes_max)?;
+    let result = match checked(result?, state.limits.outcome_bytes_max) {
+        Ok(result) => result,
+        Err(failure) => {
+            state.wait_for_enqueued().await;
+            return Err(failure);
+        }
+    };
     forget_savepoints(&mut state).await?;
     Ok(Output { result, outgoing: state.take_outgoing().remove(&0).unwrap_or_default() })
 }

@@ -7,6 +7,7 @@ use oncebox_model::{
     message::Message,
     outgoing::{Outbox, OutgoingMessage},
     policy::Limits,
+    trace,
     tx::{StatementError, Tx},
 };
 use tokio::time::Instant;
@@ -19,7 +20,7 @@ use crate::{
         emit::EmitLog,
         log::lines::HandlerLog,
         random::Random,
-        sql::{Enqueued, EnqueuedStatement, Error, SqlSession, SqlStop},
+        sql::{Enqueued, Error, SqlSession, SqlStop},
         trace::HandlerSpans,
         wasi::sandbox,
     },
@@ -130,11 +131,12 @@ impl StoreState {
     /// Ends the statements of the run: waits for what is enqueued, unless a run that succeeds may
     /// leave that to its caller.
     pub(crate) async fn end_statements(&mut self, is_ok: bool) {
-        let may_run_ahead =
-            self.may_run_ahead && self.recording.is_none() && self.session.outermost().is_none();
-        if is_ok && may_run_ahead {
-            self.enqueued.drain(..).for_each(EnqueuedStatement::leave);
-        } else {
+        // Its statements are neither recorded nor traced, and none is within a savepoint.
+        let may_run_ahead = self.may_run_ahead
+            && self.recording.is_none()
+            && self.session.outermost().is_none()
+            && trace::of_statements().is_none();
+        if !(is_ok && may_run_ahead) {
             self.wait_for_enqueued().await;
         }
     }

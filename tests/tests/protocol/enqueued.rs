@@ -238,6 +238,38 @@ async fn a_slow_statement_is_stopped_at_the_deadline_of_its_own_message() {
     fixture.finish().await;
 }
 
+/// What could go wrong: while a handler computes, the host asks the server whether it still knows the
+/// session, and takes the error of an enqueued statement for an answer to that.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_that_comes_while_the_handler_computes_is_its_statements() {
+    let fixture = InboxFixture::new().await;
+    let tenant = fixture.tenant("acme", TABLES).await;
+    let policy = "limits = { deadline_ms = 25000 }\nbatch = { duration_ms = 5000 }\n\
+        retry = { attempts_max = 1 }";
+    let consumer = fixture.consumer(&tenant, "c", policy).await;
+    let host = host_of(&fixture, &consumer, Limits::default()).await;
+    let (one, bad) = ("UPDATE counter SET n = n + 1 WHERE id = 1", "UPDATE counter SET id = 1");
+    let records = records(&[
+        &[("q", one), ("q", bad), ("w", "")],
+        &[("q", one), ("s", ""), ("q", bad), ("w", ""), ("e", "SELECT $1::int"), ("r", "")],
+        &[("s", ""), ("q", bad), ("w", ""), ("r", ""), ("q", one)],
+    ]);
+    let mut partition = open(&host, 0).await;
+    assert!(drive(&mut partition, &records).await.is_empty());
+    partition.close().await;
+    for (number, state) in [
+        (0, ("failed_terminal", Some("sql_error:23505"), 1)),
+        (1, ("completed", None, 1)),
+        (2, ("completed", None, 1)),
+    ] {
+        let row = fixture.row(&consumer, &format!("m{number}")).await;
+        assert_eq!(row.state(), state, "{number}: {row:?}");
+    }
+    let counted = format!("SELECT sum(n)::bigint FROM {}.counter", tenant.schema_name);
+    assert_eq!(fixture.number(counted).await, 2);
+    fixture.finish().await;
+}
+
 /// What could go wrong: a connection that breaks while the host waits for statements of messages
 /// that ran ahead is taken for a fault of the host alone, and the messages break it for ever.
 #[tokio::test(flavor = "multi_thread")]

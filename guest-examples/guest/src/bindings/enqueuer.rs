@@ -22,9 +22,9 @@ pub mod oncebox {
         /// trip; those that are enqueued share one.
         ///
         /// They are statements of `oncebox:handler/sql@0.1.0` in every other respect, and count in the same
-        /// caps. An error that PostgreSQL answers later is that of the next call of `sql`; the statement of
-        /// that call has no effect then. It fails the message even when the handler answers ok, unless the
-        /// handler rolled back to a savepoint that it had opened before.
+        /// caps. An error that PostgreSQL answers later is that of the next call that waits for an answer; the
+        /// statement of that call has no effect then. It fails the message even when the handler answers ok,
+        /// unless the handler rolled back to a savepoint that it had opened before.
         #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
         pub mod sql {
             #[used]

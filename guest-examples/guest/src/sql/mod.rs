@@ -28,8 +28,8 @@ pub fn execute(statement: &str, params: &[Value]) -> Result<u64, SqlError> {
 ///
 /// The host sends it with the next statement, or at the end of the handler, so that several of them
 /// take one round trip to the database. They run in the order of the calls. An error that PostgreSQL
-/// answers is that of the next call, whose own statement has no effect then; it fails the message
-/// even when the handler answers ok. A component that calls this imports
+/// answers is that of the next call that waits, whose own statement has no effect then; it fails the
+/// message even when the handler answers ok. A component that calls this imports
 /// `oncebox:handler/sql@0.2.0`, which needs no grant.
 pub fn enqueue(statement: &str, params: &[Value]) -> Result<(), SqlError> {
     sys::enqueue(statement, params, None)

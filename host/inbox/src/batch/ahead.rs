@@ -2,9 +2,9 @@
 //!
 //! A handler may enqueue statements, which nobody waits for. Where a failure would abort the whole
 //! transaction in any case, the next message runs before they are answered, and all of them share
-//! round trips. No handler learns anything that depends on a statement which failed: the first
-//! answer that the transaction needs brings the error. The transaction is then repeated with
-//! savepoints, where each message waits for its own statements, and the failure is that message's.
+//! round trips. A handler that asks the database is stopped where a statement of an earlier one has
+//! failed. The transaction is then repeated with savepoints, where each message waits for its own
+//! statements, and the failure is that message's.
 
 use oncebox_model::hooks::{self, Defect};
 

@@ -3,7 +3,7 @@
 //! Each has an owner. The error of a statement of the host, such as BEGIN, condemns the session. The
 //! error of a handler's statement is one of its run, whichever statement it is answered with.
 
-use sqlx::{Connection, Execute, Postgres};
+use sqlx::{Execute, Postgres};
 
 use super::{OpenStatement, Tx, TxState, bounded};
 use crate::{hooks, sqlstate};
@@ -88,11 +88,12 @@ impl Tx {
         if self.state.lock().await.enqueued.is_empty() {
             return Ok(());
         }
-        let mut statement = self.statement().await;
-        let connection = statement.connection();
-        let mut answer = connection.wait_for_enqueued().await;
-        if answer.as_ref().is_err_and(is_stale) {
-            answer = connection.clear_cached_statements().await.and(answer);
+        let mut statement = self.asking().await;
+        let mut answer = statement.connection().wait_for_enqueued().await;
+        if let Err(error) = &answer
+            && let Err(lost) = statement.clear_if_stale(error).await
+        {
+            answer = Err(lost);
         }
         statement.finish(answer.as_ref().err());
         answer
@@ -127,7 +128,7 @@ impl Tx {
 
 /// Returns whether a prepared statement fails with this error for ever: its result or types have
 /// changed, or PostgreSQL has deallocated it without the driver's knowledge.
-pub fn is_stale(error: &sqlx::Error) -> bool {
+pub(super) fn is_stale(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(|error| error.code());
     code.is_some_and(|code| STALE.contains(&&*code))
 }
@@ -150,6 +151,7 @@ impl OpenStatement<'_> {
     /// Ends a statement that is enqueued: the database was asked nothing.
     fn enqueued(mut self, by: Enqueued, bytes: usize) {
         self.state.in_flight = false;
+        self.state.statements += 1;
         self.state.note_answers(); // those of earlier ones may have been read
         self.state.enqueued.push_back(by);
         self.state.enqueued_bytes += bytes + ENQUEUED_OVERHEAD;

@@ -88,9 +88,15 @@ impl StoreState {
             Err(SqlStop::Guest(error)) => return Err(EmitStop::of_sql(error)),
             Err(SqlStop::Host(lost)) => return Err(EmitStop::Host(lost)),
         };
-        self.wait_for_enqueued().await; // an error among the answers is no error of the cancel
+        self.wait_for_enqueued().await;
+        if tx.is_broken().await || tx.has_earlier_failed().await {
+            return Err(EmitStop::Host(ConnectionLost));
+        }
+        if let Some(error) = tx.error().await {
+            return Err(EmitStop::of_statement(&error));
+        }
         let cancelled = self.outbox.canceller.cancel(&tx, token).await;
-        let is_lost = cancelled.is_err() && (tx.is_broken().await || tx.has_earlier_failed().await);
+        let is_lost = cancelled.is_err() && tx.is_broken().await;
         let in_database = match cancelled {
             Ok(found) => found,
             Err(_) if is_lost => return Err(EmitStop::Host(ConnectionLost)),

@@ -17,7 +17,7 @@ mod types;
 pub use crate::bindings::oncebox::handler::sql::{
     Column, DatabaseError, Element, Error, Interval, OtherValue, ResultSet, Value,
 };
-pub(crate) use enqueue::{Enqueued, EnqueuedStatement};
+pub(crate) use enqueue::Enqueued;
 pub(crate) use run::control;
 pub use run::{SqlAnswer, StatementMode, run_statement};
 pub(crate) use session::SqlSession;

@@ -1,6 +1,6 @@
 //! Reasons for which an emit or a cancel has no result.
 
-use oncebox_model::outcome::FailureKind;
+use oncebox_model::{outcome::FailureKind, tx::StatementError};
 
 use crate::{
     bindings::emitter::oncebox::handler0_2_0::emit::Error,
@@ -36,6 +36,12 @@ impl EmitStop {
             }
             None => error.to_string(),
         };
+        Self::Guest(Error::Database(bounded(&text, FAILURE_BYTES)))
+    }
+
+    /// Returns the error of an earlier statement, which a cancel meets.
+    pub(super) fn of_statement(error: &StatementError) -> Self {
+        let text = format!("{}: {}", error.sqlstate, error.message);
         Self::Guest(Error::Database(bounded(&text, FAILURE_BYTES)))
     }
 

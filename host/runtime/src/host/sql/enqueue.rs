@@ -7,6 +7,7 @@ use std::{collections::VecDeque, time::Instant};
 
 use oncebox_model::{
     hooks::{self, Defect},
+    outcome::Failure,
     policy::Limits,
     trace::Span,
     tx::Tx,
@@ -41,7 +42,8 @@ pub(crate) type Enqueued = VecDeque<EnqueuedStatement>;
 pub(crate) struct EnqueuedStatement {
     /// Moment of the call in the session.
     moment: u64,
-    expected: Option<sql::Expected>,
+    /// Rows that it has to touch, and what the message ends with otherwise. Its texts are bounded.
+    expected: Option<(u64, Failure)>,
     span: Option<Span>,
     /// Number of the statement among those of the record, and when it was enqueued.
     recorded: (usize, Instant),
@@ -73,7 +75,8 @@ impl StoreState {
         let recorded = self.recording.as_mut().map_or(0, |it| it.sent(false, text, params));
         let admitted = self.session.admit(text, &self.limits).map_err(SqlStop::Guest);
         let span = span::begin(text, self.spans.youngest());
-        let rows = expected.as_ref().map(|expected| expected.rows);
+        let expected = expected.map(|it| (it.rows, failure_of(&it.otherwise)));
+        let rows = expected.as_ref().map(|(rows, _)| *rows);
         let statement = EnqueuedStatement {
             moment: self.session.moment(),
             expected,
@@ -99,11 +102,9 @@ impl StoreState {
         answer.map(drop)
     }
 
-    /// Waits for the answers to what the run has enqueued. The transaction keeps PostgreSQL's error.
+    /// Waits for the answers to what the run has enqueued, and the runs before it. The transaction keeps
+    /// PostgreSQL's error.
     pub(crate) async fn wait_for_enqueued(&mut self) {
-        if self.enqueued.is_empty() {
-            return;
-        }
         if let Ok(tx) = self.tx() {
             let _kept_by_the_transaction = tx.wait_for_enqueued().await;
         }
@@ -128,13 +129,6 @@ impl StoreState {
 }
 
 impl EnqueuedStatement {
-    /// Leaves a statement to the caller of the run, which waits for its answer.
-    pub(crate) fn leave(self) {
-        if let Some(span) = self.span {
-            span.end();
-        }
-    }
-
     /// Ends a statement with its answer. The message fails where it touched another number of rows
     /// than expected.
     fn end(
@@ -148,11 +142,10 @@ impl EnqueuedStatement {
             let (index, since) = self.recorded;
             recording.answered(index, since, answer);
         }
-        if let (Ok(answer), Some(expected)) = (answer, self.expected)
-            && answer.rows_affected != expected.rows
+        if let (Ok(answer), Some((rows, failure))) = (answer, self.expected)
+            && answer.rows_affected != rows
             && !hooks::sabotage(Defect::RowsUnexpected)
         {
-            let failure = failure_of(&expected.otherwise);
             session.fail_at(self.moment, failure.kind, &failure.text);
         }
     }

@@ -6,7 +6,7 @@ use futures::TryStreamExt;
 use oncebox_model::{
     hooks,
     policy::Limits,
-    tx::{ENQUEUED_BYTES_MAX, OpenStatement, Tx, is_stale},
+    tx::{ENQUEUED_BYTES_MAX, OpenStatement, Tx},
 };
 use sqlx::{
     AssertSqlSafe, Connection, Either, Executor, PgConnection, SqlSafeStr, Statement as _,
@@ -149,7 +149,11 @@ pub(super) async fn finish<T>(
     match answer {
         Ok(answer) => {
             statement.finish(None);
-            Ok(answer)
+            // An earlier run's: what this one reads is void, and it must not act on it.
+            match tx.has_earlier_failed().await {
+                true => Err(SqlStop::Host(ConnectionLost)),
+                false => Ok(answer),
+            }
         }
         Err(ExchangeError::Guest(error)) => {
             statement.finish(None);
@@ -157,7 +161,7 @@ pub(super) async fn finish<T>(
         }
         Err(ExchangeError::Sql(error)) => {
             // A prepared statement would fail like this for ever.
-            if is_stale(&error) && statement.connection().clear_cached_statements().await.is_err() {
+            if statement.clear_if_stale(&error).await.is_err() {
                 return Err(SqlStop::Host(ConnectionLost)); // it stays unfinished
             }
             statement.finish(Some(&error));
@@ -172,14 +176,8 @@ pub(super) async fn finish<T>(
 pub(crate) async fn control(tx: &Tx, text: String) -> Result<(), SqlStop> {
     let mut statement = tx.statement().await;
     match sqlx::raw_sql(AssertSqlSafe(text)).execute(statement.connection()).await {
-        Ok(_) => {
-            statement.finish(None);
-            Ok(())
-        }
-        Err(error) => {
-            statement.finish(Some(&error));
-            Err(stop_of(tx, &error).await)
-        }
+        Ok(_) => finish(tx, statement, Ok(())).await,
+        Err(error) => finish(tx, statement, Err(ExchangeError::Sql(error))).await,
     }
 }
 
