@@ -189,21 +189,17 @@ impl Tx {
         loop {
             tokio::time::sleep(PULSE).await;
             let Ok(mut state) = self.state.try_lock() else { continue };
-            if state.broken || state.in_flight {
-                if state.broken {
-                    return;
-                }
-            } else if state.enqueued.is_empty() {
+            if !state.broken && !state.in_flight {
                 state.in_flight = true;
                 // A ping asks for an answer and nothing else; it also works in a transaction that
-                // failed.
+                // failed. The answers to what is enqueued, and their error, wait in the driver for
+                // the next statement.
                 let answer = state.connection.ping().await;
                 state.in_flight = false;
                 state.broken |= answer.is_err();
-            } else {
-                let mut statement = self.opened(state);
-                let answer = statement.connection().wait_for_enqueued().await;
-                statement.finish(answer.as_ref().err());
+            }
+            if state.broken {
+                return;
             }
         }
     }
@@ -290,12 +286,9 @@ impl OpenStatement<'_> {
     pub fn finish(mut self, error: Option<&sqlx::Error>) {
         self.state.in_flight = false;
         self.state.note_answers();
-        if self.has_asked {
-            self.silence.answered();
-        }
-        let Some(error) = error else { return };
-        match answered(error) {
-            Some(answered) => {
+        match error.map(|error| (error, answered(error))) {
+            None => {}
+            Some((error, Some(answered))) => {
                 self.state.forgot |= answered.sqlstate == sqlstate::UNDEFINED_PREPARED_STATEMENT;
                 self.state.stale |= is_stale(error) && !self.is_cleared;
                 if answered.is_contention() {
@@ -303,7 +296,13 @@ impl OpenStatement<'_> {
                 }
                 self.state.error.get_or_insert(answered);
             }
-            None => self.state.broken |= !is_local(error),
+            Some((error, None)) => {
+                self.state.broken |= !is_local(error);
+                return;
+            }
+        }
+        if self.has_asked {
+            self.silence.answered();
         }
     }
 

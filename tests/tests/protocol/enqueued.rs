@@ -244,29 +244,40 @@ async fn a_slow_statement_is_stopped_at_the_deadline_of_its_own_message() {
 async fn an_error_that_comes_while_the_handler_computes_is_its_statements() {
     let fixture = InboxFixture::new().await;
     let tenant = fixture.tenant("acme", TABLES).await;
-    let policy = "limits = { deadline_ms = 25000 }\nbatch = { duration_ms = 5000 }\n\
-        retry = { attempts_max = 1 }";
+    let policy = "limits = { deadline_ms = 120000 }\nbatch = { duration_ms = 30000 }\n\
+        retry = { attempts_max = 1, lease_ms = 300000 }";
     let consumer = fixture.consumer(&tenant, "c", policy).await;
     let host = host_of(&fixture, &consumer, Limits::default()).await;
     let (one, bad) = ("UPDATE counter SET n = n + 1 WHERE id = 1", "UPDATE counter SET id = 1");
-    let records = records(&[
+    let (none, unfit) = ("DELETE FROM item", "SELECT n FROM counter WHERE id = $1");
+    let messages: [&[_]; 6] = [
+        &[("q", one), ("e", none), ("e", unfit)],
         &[("q", one), ("q", bad), ("w", "")],
-        &[("q", one), ("s", ""), ("q", bad), ("w", ""), ("e", "SELECT $1::int"), ("r", "")],
+        &[("q", one), ("s", ""), ("q", bad), ("w", ""), ("e", unfit), ("r", "")],
         &[("s", ""), ("q", bad), ("w", ""), ("r", ""), ("q", one)],
-    ]);
+        &[("u", none), ("w", "")],
+        &[("q", one)],
+    ];
     let mut partition = open(&host, 0).await;
-    assert!(drive(&mut partition, &records).await.is_empty());
+    let records = records(&messages);
+    // Each pair shares a transaction: the first of it runs ahead.
+    for pair in [0..1, 1..2, 2..4, 4..6] {
+        assert!(drive(&mut partition, &records[pair]).await.is_empty());
+    }
     partition.close().await;
     for (number, state) in [
-        (0, ("failed_terminal", Some("sql_error:23505"), 1)),
-        (1, ("completed", None, 1)),
+        (0, ("failed_terminal", Some("other"), 1)), // a parameter is missing
+        (1, ("failed_terminal", Some("sql_error:23505"), 1)),
         (2, ("completed", None, 1)),
+        (3, ("completed", None, 1)),
+        (4, ("parked", Some("park"), 1)),
+        (5, ("completed", None, 1)),
     ] {
         let row = fixture.row(&consumer, &format!("m{number}")).await;
         assert_eq!(row.state(), state, "{number}: {row:?}");
     }
     let counted = format!("SELECT sum(n)::bigint FROM {}.counter", tenant.schema_name);
-    assert_eq!(fixture.number(counted).await, 2);
+    assert_eq!(fixture.number(counted).await, 3);
     fixture.finish().await;
 }
 

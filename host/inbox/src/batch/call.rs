@@ -93,7 +93,7 @@ pub async fn call(call: Call<'_>, tx: &Tx) -> CallResult<Output> {
         outbox: call.outbox,
         may_run_ahead: call.may_run_ahead,
     };
-    classify(&call, run.deadline, call.handler.handle(tx, &run), tx).await
+    observed(&call, run.deadline, call.handler.handle(tx, &run), tx).await
 }
 
 /// Waits for what handlers have enqueued that ran ahead. `call` is that of the last one, whose
@@ -106,6 +106,21 @@ pub async fn caught_up(call: Call<'_>, tx: &Tx) -> CallResult<()> {
     classify(&call, Instant::now() + call.deadline, answers, tx).await
 }
 
+/// Waits for a handler, classifies its result, and warns of one that took long.
+async fn observed<T>(
+    call: &Call<'_>,
+    deadline: Instant,
+    answer: BoxFuture<'_, Result<T, Failure>>,
+    tx: &Tx,
+) -> CallResult<T> {
+    let started = Instant::now();
+    let result = classify(call, deadline, answer, tx).await;
+    if call.kind != DeliveryKind::Shadow {
+        warn_if_slow(call, started.elapsed());
+    }
+    result
+}
+
 /// Calls a handler with several messages. Another number of answers than of messages is a failure.
 pub async fn call_group(group: GroupCall<'_>, tx: &Tx) -> CallResult<Vec<Answer>> {
     let GroupCall { call, messages } = &group;
@@ -116,7 +131,7 @@ pub async fn call_group(group: GroupCall<'_>, tx: &Tx) -> CallResult<Vec<Answer>
         deadline: Instant::now() + call.deadline,
         outbox: call.outbox,
     };
-    match classify(call, run.deadline, call.handler.handle_batch(tx, &run), tx).await {
+    match observed(call, run.deadline, call.handler.handle_batch(tx, &run), tx).await {
         CallResult::Ok(answers) if answers.len() != messages.len() => {
             CallResult::Failed(Failure::new(
                 FailureKind::BadResult,
@@ -140,14 +155,10 @@ async fn classify<T>(
     answer: BoxFuture<'_, Result<T, Failure>>,
     tx: &Tx,
 ) -> CallResult<T> {
-    let started = Instant::now();
     tx.run_begins().await;
     let answer = timeout_at(deadline, attended(MeteredFuture::new(answer, tx.meter().clone()), tx))
         .instrument(span(call))
         .await;
-    if call.kind != DeliveryKind::Shadow {
-        warn_if_slow(call, started.elapsed());
-    }
     let answer = match answer {
         Ok(Attended::Answered(answer)) => answer,
         Ok(Attended::ConnectionLost) => return CallResult::ConnectionLost,

@@ -143,6 +143,7 @@ impl OpenStatement<'_> {
     /// Ends the wait for statements that the host has enqueued. Their error is the caller's, and
     /// leaves the connection sound.
     pub fn finish_enqueued(mut self, error: Option<&sqlx::Error>) {
+        self.is_cleared = true; // an error of COMMIT is one of code that it runs
         self.state.connection.take_enqueued_answers();
         self.state.enqueued.clear();
         self.finish(error);

@@ -153,9 +153,12 @@ impl PgConnection {
     }
 
     /// How many rows each enqueued query touched whose answer came since the last call, in order;
-    /// none for one that failed.
+    /// none for one that failed. Nothing while the error among them was not returned by a query.
     pub fn take_enqueued_answers(&mut self) -> Vec<Option<u64>> {
-        std::mem::take(&mut self.inner.enqueued_answers)
+        match self.inner.enqueued_error {
+            Some(_) => Vec::new(),
+            None => std::mem::take(&mut self.inner.enqueued_answers),
+        }
     }
 
     // read the answers of the queries that were enqueued, which come before any other, and keep the

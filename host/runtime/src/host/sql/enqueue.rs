@@ -89,15 +89,16 @@ impl StoreState {
         };
         hooks::point(ENQUEUED);
         hooks::point(AFTER);
+        if let Ok(Submitted::Enqueued) = submitted {
+            self.enqueued.push_back(statement);
+            self.note_answers().await; // those of earlier ones
+            return Ok(());
+        }
         self.note_answers().await; // those of earlier ones, in their order
-        let answer = match submitted {
-            Ok(Submitted::Enqueued) => {
-                self.enqueued.push_back(statement);
-                return Ok(());
-            }
-            Ok(Submitted::Answered(answer)) => Ok(answer),
-            Err(stop) => Err(stop),
-        };
+        let answer = submitted.map(|submitted| match submitted {
+            Submitted::Answered(answer) => answer,
+            Submitted::Enqueued => SqlAnswer::default(),
+        });
         statement.end(&answer, &mut self.session, self.recording.as_mut());
         answer.map(drop)
     }
