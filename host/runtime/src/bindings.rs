@@ -1,5 +1,5 @@
 //! Rust types and traits of the contract in `wit/`, of both its versions. The worlds of version 0.2
-//! are those of 0.1 with three more imports, so that a component of either has the same exports.
+//! are those of 0.1 with more imports, so that a component of either has the same exports.
 
 #![allow(
     missing_docs,
@@ -25,8 +25,7 @@ pub(crate) mod batch {
     });
 }
 
-/// The import for statements that nobody waits for, which version 0.2 of the contract adds to both
-/// worlds.
+/// The import for statements that nobody waits for, which version 0.2 of the contract adds.
 pub(crate) mod enqueuer {
     wasmtime::component::bindgen!({
         path: ["../../wit", "../../wit/0.2"],

@@ -74,7 +74,12 @@ fn with_world(core: &[u8]) -> Result<Vec<u8>, EncodeError> {
         if ADDED.iter().any(|interface| names(&core, interface)) {
             package = push(&mut resolve, WIT_0_2)?;
         }
-        let world = if names(&core, BATCH) { "batch-handler" } else { "handler" };
+        let world = match (names(&core, BATCH), names(&core, ENQUEUE)) {
+            (false, false) => "handler",
+            (false, true) => "enqueuing-handler",
+            (true, false) => "batch-handler",
+            (true, true) => "enqueuing-batch-handler",
+        };
         let world = resolve.select_world(&[package], Some(world)).map_err(invalid)?;
         embed_component_metadata(&mut core, &resolve, world, StringEncoding::UTF8)
             .map_err(invalid)?;
@@ -95,8 +100,9 @@ fn push(resolve: &mut Resolve, files: &[(&str, &str)]) -> Result<PackageId, Enco
 /// The interface that tells a module for batches, before its version.
 const BATCH: &[u8] = b"oncebox:handler/incoming-batch-handler@";
 /// The interfaces that tell a module for version 0.2 of the contract.
-const ADDED: [&[u8]; 3] =
-    [b"oncebox:handler/emit@", b"oncebox:handler/sql@0.2.", b"oncebox:handler/trace@"];
+const ADDED: [&[u8]; 3] = [b"oncebox:handler/emit@", ENQUEUE, b"oncebox:handler/trace@"];
+/// The interface that tells a module which enqueues statements.
+const ENQUEUE: &[u8] = b"oncebox:handler/sql@0.2.";
 
 /// Returns whether a module names an interface, so that it was written for a world with it.
 fn names(core: &[u8], interface: &[u8]) -> bool {
