@@ -70,7 +70,6 @@ mod tests {
             "oncebox:handler/emitter@0.2.0",
             "oncebox:handler/trace@0.1.0",
             "acme:handler/trace@0.2.0",
-            "oncebox:handler/sql@0.2.0",
             "wasi:http/outgoing-handler@0.2.0",
             "env",
             "",

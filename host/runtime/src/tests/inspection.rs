@@ -164,8 +164,8 @@ fn exports_are_named_as_they_are_and_as_they_should_be() {
         &[("contract_version", "this host has 0.1")],
     );
     check(
-        &handler("(import \"oncebox:handler/sql@0.2.0\" (instance))"),
-        &[("contract_version", "`oncebox:handler/sql@0.2.0` is of another version")],
+        &handler("(import \"oncebox:handler/sql@0.3.0\" (instance))"),
+        &[("contract_version", "`oncebox:handler/sql@0.3.0` is of another version")],
     );
     check(
         &handler("(import \"oncebox:handler/emit@0.1.0\" (instance))"),

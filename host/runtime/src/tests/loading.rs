@@ -54,8 +54,8 @@ async fn imports_beyond_the_contract_are_named() {
     )
     .await;
     check(
-        r#"(component (import "oncebox:handler/sql@0.2.0" (instance)))"#,
-        "`oncebox:handler/sql@0.2.0`",
+        r#"(component (import "oncebox:handler/sql@0.3.0" (instance)))"#,
+        "`oncebox:handler/sql@0.3.0`",
     )
     .await;
     check(r#"(component (import "oncebox:handler/secrets@0.1.0" (instance)))"#, "no network").await;
