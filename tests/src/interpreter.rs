@@ -1,11 +1,11 @@
 //! A component that does what each message says, statement by statement.
 //!
 //! The headers of a message are its steps, by their first letters: `e` executes the header's value,
-//! `q` enqueues it, `u` enqueues it and says that the message is parked unless it touches one row, `s` opens a savepoint, `r`
-//! rolls back to it, `l` releases it, `d` drops it, `o` opens one and forgets the one before, `w` computes for more than a second. What a
-//! step is answered changes nothing, but a savepoint that is not opened, which is a trap. Afterwards
-//! the component answers by the first letter of the content type: `n` ok, `x` a trap, `f` other, `j`
-//! reject.
+//! `q` enqueues it, `u` enqueues it and says that the message is parked unless it touches one row,
+//! `s` opens a savepoint, `r` rolls back to it, `l` releases it, `d` drops it, `o` opens one and
+//! forgets the one before, `w` computes for more than a second. What a step is answered changes
+//! nothing, but a savepoint that is not opened, which is a trap. Afterwards the component answers by
+//! the first letter of the content type: `n` ok, `x` a trap, `f` other, `j` reject.
 
 use anyhow::Result;
 use oncebox_model::{policy::Limits, record::Record};

@@ -3,8 +3,8 @@
 //! A handler may enqueue statements, which nobody waits for. Where a failure would abort the whole
 //! transaction in any case, the next message runs before they are answered, and all of them share
 //! round trips. A handler that asks the database is stopped where a statement of an earlier one has
-//! failed. The transaction is then repeated with savepoints, where each message waits for its own
-//! statements, and the failure is that message's.
+//! failed. The transaction is then repeated, after contention as before, else with savepoints: each
+//! message waits for its own statements there, and the failure is that message's.
 
 use oncebox_model::hooks::{self, Defect};
 

@@ -339,8 +339,8 @@ impl<'a> BatchState<'a> {
         })
     }
 
-    /// Enqueues the completion, to be sent with COMMIT, once all handlers' statements are answered. A row that waits gets the payload and the
-    /// time that its later run needs.
+    /// Enqueues the completion, to be sent with COMMIT, once all handlers' statements are answered.
+    /// A row that waits gets the payload and the time that its later run needs.
     pub(crate) async fn complete(
         mut self,
         transaction: &Transaction<'_>,
