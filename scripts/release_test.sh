@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 files=$PWD/target/release-files
 base=$PWD/target/release-root
 first_effect_max=60
-program_bytes_max=$((80 * 1000 * 1000))
+program_bytes_max=$((60 * 1000 * 1000))
 
 fail() {
     echo "release_test.sh: $*" >&2

@@ -4,14 +4,17 @@
 //! twenty thousand events of 13 KB need no memory, and a second delivery has the bytes of the
 //! first.
 
+use anyhow::Result;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::files;
+
 /// GitHub's published examples, one `{event, delivery, payload}` per line.
-const WEBHOOKS: &str = include_str!("../../../../guest-examples/data/github-webhooks.jsonl");
+const WEBHOOKS: &str = "data/github-webhooks.jsonl";
 
 /// Number of events that the demo sends by default.
 pub const EVENTS_DEFAULT: usize = 20_000;
@@ -107,8 +110,9 @@ pub(crate) struct Input {
 
 impl Input {
     /// Reads the embedded webhooks. It fails only when they are malformed.
-    pub(crate) fn new(seed: u64, events: usize) -> serde_json::Result<Self> {
-        let templates = WEBHOOKS.lines().map(Template::parse).collect::<Result<_, _>>()?;
+    pub(crate) fn new(seed: u64, events: usize) -> Result<Self> {
+        let webhooks = String::from_utf8(files::read(WEBHOOKS)?)?;
+        let templates = webhooks.lines().map(Template::parse).collect::<Result<_, _>>()?;
         Ok(Self { seed, events, templates })
     }
 
@@ -374,8 +378,11 @@ mod tests {
     #[test]
     fn re_keying_reaches_every_member_and_nothing_else() {
         let input = input(1_480);
-        let lines: Vec<Webhook> =
-            WEBHOOKS.lines().map(|it| serde_json::from_str(it).unwrap()).collect();
+        let webhooks = files::read(WEBHOOKS).unwrap();
+        let lines: Vec<Webhook> = serde_json::Deserializer::from_slice(&webhooks)
+            .into_iter()
+            .map(Result::unwrap)
+            .collect();
         for (index, event) in input.events().enumerate() {
             let (mut given, mut made) =
                 (lines[index % lines.len()].payload.clone(), payload(&event));

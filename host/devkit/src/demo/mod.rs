@@ -4,6 +4,7 @@
 
 mod event_reader;
 mod expected;
+mod files;
 mod found;
 mod host;
 mod input;
@@ -48,36 +49,9 @@ pub use input::EVENTS_DEFAULT;
 const TENANTS: [&str; input::TENANTS] = ["acme", "globex"];
 /// Partitions of each topic.
 const PARTITIONS: i32 = 16;
-/// Tenants, consumers and deployments of the demo, as a file of `oncebox apply`; `FILES` holds the
+/// Tenants, consumers and deployments of the demo, as a file of `oncebox apply`; [`files`] holds the
 /// files that it names.
 const SETUP: &str = include_str!("../../../../guest-examples/github-demo.toml");
-const FILES: [(&str, &[u8]); 7] = [
-    ("github-schema.sql", include_bytes!("../../../../guest-examples/github-schema.sql")),
-    (
-        "components/github-push.wasm",
-        include_bytes!("../../../../guest-examples/components/github-push.wasm"),
-    ),
-    (
-        "components/github-issues.wasm",
-        include_bytes!("../../../../guest-examples/components/github-issues.wasm"),
-    ),
-    (
-        "components/github-pull-requests.wasm",
-        include_bytes!("../../../../guest-examples/components/github-pull-requests.wasm"),
-    ),
-    (
-        "components/github-stars.wasm",
-        include_bytes!("../../../../guest-examples/components/github-stars.wasm"),
-    ),
-    (
-        "components/github-comments.wasm",
-        include_bytes!("../../../../guest-examples/components/github-comments.wasm"),
-    ),
-    (
-        "components/github-audit.wasm",
-        include_bytes!("../../../../guest-examples/components/github-audit.wasm"),
-    ),
-];
 /// Name of the endpoint at the provider, as the handlers' settings have it behind `http:`.
 const ENDPOINT: &str = "mail";
 /// Time without progress after which the demo fails as stuck. A message that a killed host had
@@ -205,11 +179,7 @@ async fn set_up(config: &Config, provider: &FakeProvider) -> Result<Control> {
     serve::migrate(config).await?;
     let control = config.control()?;
     let api = local_api(config, control.clone())?;
-    let open = |path: &Path| {
-        let found =
-            FILES.iter().find(|(name, _)| Path::new(name) == path).map(|(_, bytes)| bytes.to_vec());
-        found.ok_or_else(|| std::io::ErrorKind::NotFound.into())
-    };
+    let open = |path: &Path| files::read(&path.to_string_lossy());
     apply(&api, Path::new("github-demo.toml"), SETUP, &open).await?;
     for tenant in TENANTS {
         allow_outgoing(&api, tenant, provider).await?;
@@ -281,7 +251,7 @@ async fn drive(
 
 /// Returns events of the demo's first tenant, for tests: id, event type and payload.
 #[cfg(feature = "test-hooks")]
-pub fn events(seed: u64, count: usize) -> serde_json::Result<Vec<(String, String, Vec<u8>)>> {
+pub fn events(seed: u64, count: usize) -> Result<Vec<(String, String, Vec<u8>)>> {
     let input = Input::new(seed, count)?;
     let events = input.events().filter(|event| event.tenant == 0);
     Ok(events.map(|event| (event.delivery, event.event_type, event.payload)).collect())
@@ -413,14 +383,14 @@ fn tenant_of(input: &Input, delivery: PlannedDelivery) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{ENDPOINT, FILES, MARKER, SETUP, TENANTS, comments_topic, empty};
+    use super::{ENDPOINT, MARKER, SETUP, TENANTS, comments_topic, empty, files};
 
     // What could go wrong: the handlers send to another place than is allowed and read.
     #[test]
-    fn the_setup_names_every_file_topic_and_endpoint() {
-        for (name, _) in FILES {
-            assert!(SETUP.contains(&format!("\"{name}\"")), "{name}");
-        }
+    fn the_setup_names_files_topics_and_endpoints_that_are_there() {
+        let named = SETUP.split('"').filter(|it| it.ends_with(".wasm") || it.ends_with(".sql"));
+        let missing: Vec<_> = named.clone().filter(|name| files::read(name).is_err()).collect();
+        assert!(missing.is_empty() && named.count() >= 7, "{missing:?}");
         for tenant in TENANTS {
             let settings = format!(
                 "settings = {{ tell_to = \"kafka:{}\", mail_to = \"http:{ENDPOINT}\" }}",
