@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Tries what `scripts/release.sh` made, each in a clean root of Debian 12 that knows nothing of this folder:
-# installs it as a user would, and measures the time from there to the first effect. Needs root.
+# Tries what `scripts/release.sh` made, each in a clean root of Debian 12 that knows nothing of this folder, and the
+# Debian package on Ubuntu 22.04, too: installs it as a user would, and measures the time from there to the first
+# effect. Needs root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/step.sh
 files=$PWD/target/release-files
-base=$PWD/target/release-root
+debian=http://deb.debian.org/debian
+ubuntu=http://archive.ubuntu.com/ubuntu
 first_effect_max=60
 program_bytes_max=$((60 * 1000 * 1000))
 
@@ -19,26 +21,40 @@ test -f "$files/SHA256SUMS" || fail "nothing is released yet; run scripts/releas
 step "checksums"
 (cd "$files" && sha256sum --check --quiet SHA256SUMS)
 
-step "a clean root"
+step "clean roots"
 command -v debootstrap > /dev/null || apt-get install -y -qq debootstrap
-if ! test -f "$base/made"; then
-    rm -rf "$base"
-    debootstrap --variant=minbase bookworm "$base" > target/release-root.log
-    # The machine's own way to its packages.
-    cp -r /etc/apt/apt.conf.d /etc/apt/sources.list.d "$base/etc/apt/"
-    find "$base/etc/apt/sources.list.d" -type f ! -name debian.sources -delete
-    rm -f "$base/etc/apt/sources.list" "$base"/etc/apt/apt.conf.d/docker-*
-    for file in /etc/apt/auth.conf.d /etc/ssl/certs /usr/local/share/ca-certificates; do
-        mkdir -p "$base$file" && cp -rT "$file" "$base$file"
-    done
-    touch "$base/made"
+# Debian has no package with Ubuntu's keys.
+keys=target/ubuntu-keyring
+if ! test -f "$keys/made"; then
+    mkdir -p "$keys"
+    curl -fsS -o "$keys/package.deb" "$ubuntu/pool/main/u/ubuntu-keyring/ubuntu-keyring_2021.03.26_all.deb"
+    sha256sum --check --quiet <<< "0d0e7ed6b112f5d03eabf3c7eb01ebdacf9c57714b279e90495cfc58c8c4520f  $keys/package.deb"
+    dpkg-deb -x "$keys/package.deb" "$keys"
+    touch "$keys/made"
 fi
 
-# try <name> <command that installs> <packages that the installer itself needs…>: a copy of the root, in which the
-# command installs and a user who is not root has the first effect.
+# clean_root <suite> <keyring> <mirror>: makes target/release-root-<suite>, unless it is there.
+clean_root() {
+    local suite=$1 root=$PWD/target/release-root-$1 file
+    if test -f "$root/made"; then return; fi
+    rm -rf "$root"
+    debootstrap --variant=minbase --keyring="$2" "$suite" "$root" "$3" > "target/release-root-$suite.log"
+    # The machine's own way to packages.
+    cp -r /etc/apt/apt.conf.d "$root/etc/apt/"
+    rm -f "$root"/etc/apt/apt.conf.d/docker-*
+    for file in /etc/apt/auth.conf.d /etc/ssl/certs /usr/local/share/ca-certificates; do
+        mkdir -p "$root$file" && cp -rT "$file" "$root$file"
+    done
+    touch "$root/made"
+}
+clean_root bookworm /usr/share/keyrings/debian-archive-keyring.gpg "$debian"
+clean_root jammy "$keys/usr/share/keyrings/ubuntu-archive-keyring.gpg" "$ubuntu"
+
+# try <suite> <name> <command that installs> <packages that the installer itself needs…>: a copy of the suite's root, in
+# which the command installs and a user who is not root has the first effect.
 try() {
-    local name=$1 install=$2 root=$PWD/target/release-try
-    shift 2
+    local base=$PWD/target/release-root-$1 name=$2 install=$3 root=$PWD/target/release-try
+    shift 3
     step "$name"
     rm -rf "$root"
     cp -a "$base" "$root"
@@ -94,7 +110,8 @@ bytes=$(stat -c %s target/release-work/oncebox)
 echo "$bytes bytes, needs $(objdump -T target/release-work/oncebox | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -1)"
 ((bytes <= program_bytes_max)) || fail "the program has $bytes bytes, more than $program_bytes_max"
 
-try "Debian package" "apt-get install -y -qq /release/oncebox_*_amd64.deb" systemd
+try jammy "Debian package, on Ubuntu" "apt-get install -y -qq /release/oncebox_*_amd64.deb" ""
+try bookworm "Debian package" "apt-get install -y -qq /release/oncebox_*_amd64.deb" systemd
 root=target/release-try
 test -f "$root/usr/share/man/man1/oncebox.1.gz" || fail "no manual page"
 test -f "$root/usr/share/bash-completion/completions/oncebox" || fail "no completions"
@@ -107,12 +124,12 @@ tail -1 target/release-unit.log
 chroot "$root" dpkg --purge oncebox > /dev/null
 test ! -e "$root/etc/oncebox" || fail "a purge leaves the configuration"
 
-try "npm package" \
+try bookworm "npm package" \
     "npm install --global --silent /release/oncebox-*.tgz" nodejs npm postgresql libssl3
-try "Python wheel" \
+try bookworm "Python wheel" \
     "python3 -m venv /opt/oncebox && /opt/oncebox/bin/pip install --quiet /release/oncebox-*.whl" \
     python3-venv postgresql libssl3
-try "tarball" \
+try bookworm "tarball" \
     "mkdir -p /opt/oncebox && tar -xzf /release/oncebox-*-x86_64-linux.tar.gz -C /opt/oncebox --strip-components=1" \
     postgresql libssl3
 rm -rf target/release-try

@@ -1,5 +1,5 @@
-//! Lists the files of the Rust template, with the SDK that every such project carries, for
-//! `src/new_project/templates.rs`, and compresses those of the demo for `src/demo/files.rs`.
+//! Compresses the files of the Rust template, with the SDK that every such project carries, for
+//! `src/new_project/templates.rs`, and those of the demo for `src/demo/files.rs`.
 
 use std::{
     fmt::Write as _,
@@ -25,36 +25,32 @@ const DEMO: [&str; 8] = [
 
 fn main() {
     let here = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it"));
-    let mut files = Vec::new();
-    list(&here.join("templates/rust"), "", &mut files);
-    list(&here.join("../../guest-examples/guest"), "oncebox-guest/", &mut files);
-    files.sort();
-    let mut list = String::from("&[");
-    for (name, path) in files {
-        let _ = write!(list, "({name:?}, include_bytes!({path:?}).as_slice()),"); // writing to a string cannot fail
-    }
-    list.push(']');
     let out = PathBuf::from(std::env::var("OUT_DIR").expect("cargo sets it"));
-    fs::write(out.join("rust_template.rs"), list).expect("the folder is cargo's own");
-    compress_demo(&here.join("../../guest-examples"), &out);
+    let mut template = Vec::new();
+    list(&here.join("templates/rust"), "", &mut template);
+    list(&here.join("../../guest-examples/guest"), "oncebox-guest/", &mut template);
+    template.sort();
+    compress("rust_template", &template, &out);
+    let of_demo = |name: &str| (name.to_owned(), here.join("../../guest-examples").join(name));
+    compress("demo_files", &DEMO.map(of_demo), &out);
 }
 
-/// Writes a compressed copy of each of the demo's files, and their list.
-fn compress_demo(examples: &Path, out: &Path) {
+/// Writes a compressed copy of each file, and the list of their names and contents, as Rust.
+fn compress(name: &str, files: &[(String, PathBuf)], out: &Path) {
     let mut list = String::from("[");
-    for (nth, name) in DEMO.into_iter().enumerate() {
-        let (from, to) = (examples.join(name), out.join(format!("demo-{nth}.gz")));
+    for (nth, (file, from)) in files.iter().enumerate() {
         println!("cargo::rerun-if-changed={}", from.display());
-        let mut content = File::open(&from)
+        let mut content = File::open(from)
             .unwrap_or_else(|error| panic!("failed to read `{}`: {error}", from.display()));
+        let to = out.join(format!("{name}-{nth}.gz"));
         let packed = File::create(&to).expect("the folder is cargo's own");
         let mut encoder = GzEncoder::new(packed, Compression::best());
         io::copy(&mut content, &mut encoder).expect("both files are open");
         encoder.finish().expect("the file is open");
-        let _ = write!(list, "({name:?}, include_bytes!({to:?}).as_slice()),"); // writing to a string cannot fail
+        let _ = write!(list, "({file:?}, include_bytes!({to:?}).as_slice()),"); // writing to a string cannot fail
     }
     list.push(']');
-    fs::write(out.join("demo_files.rs"), list).expect("the folder is cargo's own");
+    fs::write(out.join(format!("{name}.rs")), list).expect("the folder is cargo's own");
 }
 
 /// Files below a folder, by their names in a project.

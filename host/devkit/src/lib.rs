@@ -26,6 +26,8 @@ pub mod apply;
 pub mod local;
 // Messages as files.
 pub mod messages;
+// Files that the program holds compressed.
+mod packed;
 // `oncebox new`.
 pub mod new_project;
 // `oncebox dev`.

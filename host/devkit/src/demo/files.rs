@@ -1,11 +1,11 @@
-//! The files that the demo needs. The program holds them compressed, at an eighth of their size.
+//! The files that the demo needs.
 
-use std::io::{self, Read};
+use std::io;
 
-use flate2::read::GzDecoder;
+use crate::packed::{PackedFile, unpack};
 
-/// Names of the files below `guest-examples`, and their compressed content. `build.rs` makes it.
-const FILES: [(&str, &[u8]); 8] = include!(concat!(env!("OUT_DIR"), "/demo_files.rs"));
+/// The files, by their names below `guest-examples`.
+pub(super) const FILES: [PackedFile; 8] = include!(concat!(env!("OUT_DIR"), "/demo_files.rs"));
 
 /// Returns the content of a file.
 ///
@@ -13,13 +13,12 @@ const FILES: [(&str, &[u8]); 8] = include!(concat!(env!("OUT_DIR"), "/demo_files
 ///
 /// `NotFound` where the demo has no file of this name.
 pub(super) fn read(name: &str) -> io::Result<Vec<u8>> {
-    let packed = FILES.iter().find(|(file, _)| *file == name);
-    let (_, packed) = packed.ok_or_else(|| {
-        io::Error::new(io::ErrorKind::NotFound, format!("the demo has no file `{name}`"))
-    })?;
-    let mut content = Vec::new();
-    GzDecoder::new(*packed).read_to_end(&mut content)?;
-    Ok(content)
+    match FILES.iter().find(|(file, _)| *file == name) {
+        Some(file) => unpack(file),
+        None => {
+            Err(io::Error::new(io::ErrorKind::NotFound, format!("the demo has no file `{name}`")))
+        }
+    }
 }
 
 #[cfg(test)]

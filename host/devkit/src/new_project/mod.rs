@@ -47,7 +47,7 @@ pub fn name(text: &str) -> Result<String, String> {
 pub fn run(args: NewOptions, json: bool) -> Result<()> {
     let dir = args.dir.unwrap_or_else(|| PathBuf::from(&args.name));
     check_is_free(&dir)?;
-    let files = templates::project(args.lang, &args.name);
+    let files = templates::project(args.lang, &args.name)?;
     for (path, content) in &files {
         write(&dir.join(path), content)?;
     }

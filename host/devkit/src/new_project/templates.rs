@@ -2,6 +2,10 @@
 //! `guest-examples/languages`, so that what the tests build is what an author gets. A Rust project
 //! is `templates/rust` with a copy of the SDK.
 
+use std::{borrow::Cow, io};
+
+use crate::packed::{PackedFile, unpack};
+
 /// A language that a handler can be written in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Language {
@@ -22,6 +26,9 @@ pub enum Language {
 /// A file's path in the project, and its content.
 type File = (&'static str, &'static [u8]);
 
+/// The same, where the content may have been unpacked.
+type Content = (&'static str, Cow<'static, [u8]>);
+
 /// Includes files that have one path in a folder and in the project.
 macro_rules! files {
     ($dir:literal: $($path:literal),+ $(,)?) => {
@@ -34,8 +41,7 @@ const COMMON: &[File] = files!("guest-examples/languages": "schema.sql", "messag
 const GITIGNORE: &[u8] = include_bytes!("../../templates/gitignore");
 const README: &str = include_str!("../../templates/README.md");
 
-/// Made by `build.rs`.
-const RUST: &[File] = include!(concat!(env!("OUT_DIR"), "/rust_template.rs"));
+const RUST: &[PackedFile] = &include!(concat!(env!("OUT_DIR"), "/rust_template.rs"));
 const TYPESCRIPT: &[File] = files!("guest-examples/languages/typescript":
     "build.sh", "contract.d.ts", "handler.ts", "oncebox.d.ts", "oncebox.js", "package.json", "tsconfig.json");
 const JAVASCRIPT: &[File] = files!("guest-examples/languages/javascript":
@@ -71,15 +77,19 @@ impl Language {
         }
     }
 
-    fn files(self) -> &'static [File] {
-        match self {
-            Self::Rust => RUST,
+    /// Returns the files of the language, with their contents.
+    fn files(self) -> io::Result<Vec<Content>> {
+        let files = match self {
+            Self::Rust => {
+                return RUST.iter().map(|file| Ok((file.0, unpack(file)?.into()))).collect();
+            }
             Self::Typescript => TYPESCRIPT,
             Self::Javascript => JAVASCRIPT,
             Self::Python => PYTHON,
             Self::Go => GO,
             Self::C => C,
-        }
+        };
+        Ok(files.iter().map(|(path, content)| (*path, Cow::Borrowed(*content))).collect())
     }
 
     /// Returns the notes about the language, for the project's README.
@@ -108,15 +118,16 @@ impl Language {
 }
 
 /// Returns the files of a project of this name, by their paths in it.
-pub(super) fn project(language: Language, name: &str) -> Vec<(String, Vec<u8>)> {
-    let own = language.files();
-    // A template may bring tables and messages of its own.
-    let common = COMMON.iter().filter(|(path, _)| own.iter().all(|(own, _)| own != path));
-    let mut files: Vec<(String, Vec<u8>)> = own
-        .iter()
-        .chain(common)
-        .map(|(path, content)| ((*path).to_owned(), named(content, name)))
-        .collect();
+pub(super) fn project(language: Language, name: &str) -> io::Result<Vec<(String, Vec<u8>)>> {
+    let mut files = language.files()?;
+    for (path, content) in COMMON {
+        // A template may bring tables and messages of its own.
+        if files.iter().all(|(own, _)| own != path) {
+            files.push((path, Cow::Borrowed(content)));
+        }
+    }
+    let mut files: Vec<(String, Vec<u8>)> =
+        files.into_iter().map(|(path, content)| (path.to_owned(), named(&content, name))).collect();
     files.extend(
         oncebox_runtime::WIT
             .iter()
@@ -126,7 +137,7 @@ pub(super) fn project(language: Language, name: &str) -> Vec<(String, Vec<u8>)> 
     let readme = README.replace("{{language}}", language.notes().trim_end());
     files.push(("README.md".to_owned(), named(readme.as_bytes(), name)));
     files.sort();
-    files
+    Ok(files)
 }
 
 /// Puts a project's name into the content of a file. The examples are projects of the name
@@ -174,8 +185,13 @@ mod tests {
                 .join(language.name());
             let mut sources_of_example = BTreeSet::new();
             sources(&dir, "", &mut sources_of_example);
-            let known: BTreeSet<_> =
-                language.files().iter().chain(COMMON).map(|(path, _)| (*path).to_owned()).collect();
+            let own = language.files().expect("files that unpack");
+            let known: BTreeSet<_> = own
+                .iter()
+                .map(|(path, _)| *path)
+                .chain(COMMON.iter().map(|(path, _)| *path))
+                .map(str::to_owned)
+                .collect();
             assert_eq!(sources_of_example, known, "{language:?}");
             assert!(
                 known.contains(language.handler_file()) && known.contains("build.sh"),
@@ -187,7 +203,7 @@ mod tests {
     #[test]
     fn nothing_of_the_examples_name_is_left() {
         for language in Language::ALL {
-            for (path, content) in project(language, "my-handler") {
+            for (path, content) in project(language, "my-handler").expect("files that unpack") {
                 let text = String::from_utf8_lossy(&content);
                 assert!(!text.contains("order-placed"), "{language:?}: `{path}`");
                 assert!(
