@@ -18,9 +18,11 @@ step "install what is missing"
 ./scripts/install.sh host release
 
 step "build"
-# Functions of equal code are kept once, but for those whose address is compared.
-RUSTFLAGS="-C link-arg=-Wl,--icf=safe" CARGO_INCREMENTAL=0 cargo build --locked --profile dist --bin oncebox
-program=target/dist/oncebox
+# Functions of equal code are kept once: Rust promises no function an address of its own, and the libraries in C
+# compare none.
+RUSTFLAGS="-C link-arg=-Wl,--icf=all" CARGO_INCREMENTAL=0 cargo build --locked --profile dist --bin oncebox
+program=$work/oncebox
+strip -o "$program" target/dist/oncebox
 
 step "what goes with the program"
 share=$work/share
