@@ -18,8 +18,8 @@ step "install what is missing"
 ./scripts/install.sh host release
 
 step "build"
-# Functions of equal code are kept once: Rust promises no function an address of its own, and the libraries in C
-# compare none.
+# Functions of equal code are kept once: Rust promises no function an address of its own. librdkafka compares the address
+# of one, `rd_kafka_log_syslog`, whose code no other function has.
 RUSTFLAGS="-C link-arg=-Wl,--icf=all" CARGO_INCREMENTAL=0 cargo build --locked --profile dist --bin oncebox
 program=$work/oncebox
 strip -o "$program" target/dist/oncebox
