@@ -23,7 +23,8 @@ step "checksums"
 
 step "clean roots"
 command -v debootstrap > /dev/null || apt-get install -y -qq debootstrap
-# Debian has no package with Ubuntu's keys.
+command -v curl > /dev/null || apt-get install -y -qq curl
+# Debian 12 has no package with Ubuntu's keys.
 keys=target/ubuntu-keyring
 if ! test -f "$keys/made"; then
     mkdir -p "$keys"

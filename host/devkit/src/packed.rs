@@ -1,4 +1,4 @@
-//! Files that the program holds compressed, at a tenth of their size. `build.rs` makes their lists.
+//! Files that the program holds compressed. `build.rs` makes their lists.
 
 use std::io::{self, Read};
 

@@ -378,11 +378,9 @@ mod tests {
     #[test]
     fn re_keying_reaches_every_member_and_nothing_else() {
         let input = input(1_480);
-        let webhooks = files::read(WEBHOOKS).unwrap();
-        let lines: Vec<Webhook> = serde_json::Deserializer::from_slice(&webhooks)
-            .into_iter()
-            .map(Result::unwrap)
-            .collect();
+        let webhooks = String::from_utf8(files::read(WEBHOOKS).unwrap()).unwrap();
+        let lines: Vec<Webhook> =
+            webhooks.lines().map(|it| serde_json::from_str(it).unwrap()).collect();
         for (index, event) in input.events().enumerate() {
             let (mut given, mut made) =
                 (lines[index % lines.len()].payload.clone(), payload(&event));
