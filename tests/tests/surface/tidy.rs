@@ -91,6 +91,23 @@ fn files(folder: &Path, take: &mut impl FnMut(&Path)) {
     }
 }
 
+/// Returns the lines of a file without its items that are compiled for tests alone.
+fn without_tests(text: &str) -> Vec<String> {
+    let mut kept = Vec::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if line != "#[cfg(test)]" {
+            kept.push(line.to_owned());
+            continue;
+        }
+        let item = lines.find(|line| !line.starts_with('#'));
+        if item.is_some_and(|item| !item.ends_with([';', '}'])) {
+            lines.find(|line| line.starts_with('}'));
+        }
+    }
+    kept
+}
+
 impl Source {
     fn read(root: &Path, src: &Path, relative: &Path) -> Self {
         let path = src.join(relative);
@@ -104,13 +121,11 @@ impl Source {
         if ["mod", "lib", "main"].contains(&module.last().unwrap().as_str()) {
             module.pop();
         }
-        // The tests of a file stand at its end.
-        let lines = text.lines().take_while(|line| *line != "#[cfg(test)]").map(str::to_owned);
         Self {
             folder,
             path: path.strip_prefix(root).unwrap().to_str().unwrap().to_owned(),
             module,
-            lines: lines.collect(),
+            lines: without_tests(&text),
         }
     }
 
@@ -533,8 +548,14 @@ fn each_rule_sees_its_breach() {
         folder: "planted".to_owned(),
         path: format!("host/planted/src/{}.rs", module.join("/")),
         module: module.iter().map(|part| (*part).to_owned()).collect(),
-        lines: text.lines().map(str::to_owned).collect(),
+        lines: without_tests(text),
     };
+    let tested = source(
+        &["t"],
+        "#[cfg(test)]\nmod tests;\nstruct First;\n#[cfg(test)]\n#[path = \"x\"]\nmod more {\n    \
+         struct Own;\n}\nstruct Last;",
+    );
+    assert_eq!(tested.types().collect::<Vec<_>>(), ["First", "Last"]);
     let two = source(&["a"], "pub(crate) struct Place {\n}\n\nenum Kind {}\npub trait Place2 {}");
     assert_eq!(two.types().collect::<Vec<_>>(), ["Place", "Kind", "Place2"]);
 

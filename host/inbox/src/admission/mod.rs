@@ -30,6 +30,10 @@
 mod state;
 // State of one tenant: its clock, its limits, its queue.
 mod share;
+// Bounds of the host and of consumers.
+mod bounds;
+// Counts, for displays and as metrics.
+mod counts;
 // Kept places that are lent, and called back.
 mod loans;
 // The queue of a consumer.
@@ -46,7 +50,7 @@ pub(crate) mod breaker;
 mod tests;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU32, Ordering},
@@ -56,6 +60,9 @@ use std::{
 
 use tokio::{sync::oneshot, time::Instant};
 
+pub use bounds::{ConsumerCaps, HostBounds};
+use counts::TenantMeters;
+pub use counts::{Snapshot, TenantCounts};
 pub(crate) use cpu::MeteredFuture;
 use oncebox_model::{
     inbox::ServerRun,
@@ -63,42 +70,6 @@ use oncebox_model::{
     tenant_limits::TenantLimits,
 };
 use state::State;
-
-/// Bounds that all tenants of a host share. Over them, transactions wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HostBounds {
-    /// Most transactions that run at once.
-    pub transactions_max: usize,
-    /// Most bytes that instances of handlers have together, each counted with what its consumer
-    /// allows.
-    pub memory_bytes_max: u64,
-    /// Most transactions of one tenant at once, where its limits have no bound and the host has
-    /// other tenants; none for the host's bound.
-    pub tenant_transactions_max: Option<usize>,
-    /// Longest call of a handler, whatever its consumer's policy says; none for the policy's bound.
-    pub deadline_max: Option<Duration>,
-}
-
-impl HostBounds {
-    /// Makes bounds on what all tenants have together, and none on one tenant's part.
-    pub fn new(transactions_max: usize, memory_bytes_max: u64) -> Self {
-        Self {
-            transactions_max,
-            memory_bytes_max,
-            tenant_transactions_max: None,
-            deadline_max: None,
-        }
-    }
-}
-
-/// Caps of a consumer.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ConsumerCaps {
-    /// Most transactions at once; none for the tenant's bound.
-    pub transactions_max: Option<usize>,
-    /// Most messages a second; none for as many as come.
-    pub messages_per_second: Option<u32>,
-}
 
 /// Order of a transaction's admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,56 +115,6 @@ struct Grant {
     /// True where it runs in a kept place, and nothing was known of its tenant when it began.
     is_trial: bool,
     turns: CpuSlots,
-}
-
-/// Counts of the scheduler, for tests and displays.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Snapshot {
-    /// Transactions that were admitted.
-    pub granted: u64,
-    /// Transactions that run.
-    pub running: usize,
-    /// Most transactions that ran at once.
-    pub running_peak: usize,
-    /// Bytes of guests' memory that are held.
-    pub memory_bytes: u64,
-    /// Most bytes that were held.
-    pub memory_bytes_peak: u64,
-    /// Transactions that wait.
-    pub waiting: usize,
-    /// Counts of each tenant, by its id.
-    pub tenants: BTreeMap<i32, TenantCounts>,
-}
-
-/// Counts of one tenant.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct TenantCounts {
-    /// Its name.
-    pub name: String,
-    /// Its weight.
-    pub weight: u32,
-    /// Transactions that were admitted.
-    pub granted: u64,
-    /// Messages that they settled.
-    pub messages: u64,
-    /// Transactions that run.
-    pub running: usize,
-    /// Most transactions that ran at once.
-    pub running_peak: usize,
-    /// Bytes of guests' memory that are held.
-    pub memory_bytes: u64,
-    /// Most bytes that were held.
-    pub memory_bytes_peak: u64,
-    /// Transactions that wait.
-    pub waiting: usize,
-    /// Longest wait of a transaction, in transactions that other tenants began in that time.
-    pub overtaken_max: u64,
-    /// Transactions that were told to stop.
-    pub stopped: u64,
-    /// Processor time of its handlers.
-    pub cpu: Duration,
-    /// Time of its statements.
-    pub database: Duration,
 }
 
 /// The scheduler that admits transactions. One per host.
@@ -518,53 +439,5 @@ impl Scheduler {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A tenant's metrics. Labels are tenants alone, so there are no more of them than rows.
-struct TenantMeters {
-    granted: metrics::Counter,
-    messages: metrics::Counter,
-    /// Seconds, in gauges: counters of the exporter hold whole numbers.
-    cpu: metrics::Gauge,
-    database: metrics::Gauge,
-    waiting: metrics::Gauge,
-    overtaken: metrics::Gauge,
-    gave_way: metrics::Counter,
-    withdrawn: metrics::Counter,
-}
-
-impl TenantMeters {
-    fn new(name: &str) -> Self {
-        let tenant = || name.to_owned();
-        Self {
-            granted: metrics::counter!("oncebox_tenant_transactions_total", "tenant" => tenant()),
-            messages: metrics::counter!("oncebox_tenant_messages_total", "tenant" => tenant()),
-            cpu: metrics::gauge!("oncebox_tenant_cpu_seconds_total", "tenant" => tenant()),
-            database: metrics::gauge!("oncebox_tenant_database_seconds_total", "tenant" => tenant()),
-            waiting: metrics::gauge!("oncebox_scheduler_waiting", "tenant" => tenant()),
-            overtaken: metrics::gauge!("oncebox_scheduler_overtaken_max", "tenant" => tenant()),
-            gave_way: metrics::counter!("oncebox_transactions_stopped_total", "tenant" => tenant(), "reason" => "gave_way"),
-            withdrawn: metrics::counter!("oncebox_transactions_stopped_total", "tenant" => tenant(), "reason" => "withdrawn"),
-        }
-    }
-
-    fn ended(&self, usage: Usage, settled: u32) {
-        self.granted.increment(1);
-        self.messages.increment(settled.into());
-        self.cpu.increment(usage.cpu.as_secs_f64());
-        self.database.increment(usage.database.as_secs_f64());
-    }
-
-    fn stopped(&self, why: Stopped) {
-        match why {
-            Stopped::GaveWay => self.gave_way.increment(1),
-            Stopped::Withdrawn => self.withdrawn.increment(1),
-        }
-    }
-
-    /// Counts one more waiting transaction of it, or one less.
-    fn waits(&self, one_more: bool) {
-        self.waiting.increment(if one_more { 1.0 } else { -1.0 });
     }
 }
