@@ -23,12 +23,13 @@ done
 
 ./scripts/install.sh host tests
 
-# The programs that are measured are built without the tests' fail points, which the programs that
-# measure switch on: hence two builds.
+# The programs that are measured are built without the tests' fail points, which the program that
+# measures has: hence two builds. Both are optimised, since some parts run a host in the program that
+# measures.
 cargo build --quiet --profile "$profile" -p oncebox-cli -p oncebox-bench-consumer --bins
 mkdir -p target/bench/bin
 cp "target/$profile/oncebox" "target/$profile/bench-consumer" target/bench/bin/
-cargo build --quiet --workspace --bin bench # with the features of everything, as the tests are built
+cargo build --quiet --profile "$profile" -p oncebox-bench --bin bench
 
 if command -v npm >/dev/null && ! cmp -s bench/node/package-lock.json target/bench/node/package-lock.json; then
     rm -rf target/bench/node
@@ -39,4 +40,4 @@ if command -v npm >/dev/null && ! cmp -s bench/node/package-lock.json target/ben
 fi
 if [[ -d target/bench/node ]]; then cp bench/node/consumer.js target/bench/node/; fi
 
-exec target/debug/bench --profile "$profile" "${arguments[@]}"
+exec "target/$profile/bench" --profile "$profile" "${arguments[@]}"
