@@ -24,7 +24,7 @@ done
 ./scripts/install.sh host tests
 
 # The programs that are measured are built without the tests' fail points, which the program that
-# measures has: hence two builds. Both are optimised, since some parts run a host in the program that
+# measures has: hence two builds. Both are optimised, since `isolation` runs a host in the program that
 # measures.
 cargo build --quiet --profile "$profile" -p oncebox-cli -p oncebox-bench-consumer --bins
 mkdir -p target/bench/bin
