@@ -1,49 +1,32 @@
 //! The open transaction, as a handler may use it.
+//!
+//! A statement may be enqueued: it is sent with a later one, and answered in order. Each has an
+//! owner. The error of a statement of the host, such as BEGIN, condemns the session. The error of a
+//! handler's statement is one of its run, whichever statement it is answered with.
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex as Lock, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use sqlx::{
-    Connection, PgConnection,
-    postgres::{PgDatabaseError, PgSeverity},
-};
+use sqlx::{Connection, Execute, PgConnection, Postgres};
 use tokio::sync::{Mutex, MutexGuard};
 
-use self::enqueued::Enqueued;
-use crate::{meter::Meter, sqlstate};
+use self::answer::{is_local, is_stale};
+use crate::{hooks, meter::Meter, sqlstate};
 
+pub use answer::{Silence, StatementError, answered, bounded};
 pub use enqueued::ENQUEUED_BYTES_MAX;
-use enqueued::is_stale;
 
+// What PostgreSQL answers, and whether it does.
+mod answer;
+// The enqueued statements of a handler.
 mod enqueued;
 
 /// Interval at which the host asks the server whether it still knows a session whose handler sends
 /// nothing.
 const PULSE: Duration = Duration::from_secs(1);
-
-/// The time since which a database has left a question of this host unanswered.
-#[derive(Debug, Default)]
-pub struct Silence(Lock<Option<Instant>>);
-
-impl Silence {
-    /// Notes that the host asks the database something.
-    pub fn asked(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(Instant::now);
-    }
-
-    /// Notes that the database answered something: it is there, whatever else was asked.
-    pub fn answered(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    /// Returns how long the database has been silent; none while no question is open.
-    pub fn lasts(&self) -> Option<Duration> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).map(|since| since.elapsed())
-    }
-}
 
 /// A handle on the host's open transaction. Clones share it; one statement runs at a time.
 #[derive(Clone)]
@@ -87,24 +70,22 @@ struct TxState {
     earlier_failed: bool,
 }
 
-/// An error that PostgreSQL answered to a statement of a handler.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StatementError {
-    /// PostgreSQL's five-character code.
-    pub sqlstate: String,
-    /// PostgreSQL's message.
-    pub message: String,
-    /// Name of the violated constraint, where PostgreSQL names one.
-    pub constraint: Option<String>,
+/// An enqueued statement, by its owner.
+#[derive(Debug, Clone, Copy)]
+enum Enqueued {
+    /// The host. Its error condemns the session.
+    Host,
+    /// A run of a handler.
+    Run {
+        /// Number of the run.
+        run: u64,
+        /// Rows that the statement must touch.
+        rows: Option<u64>,
+    },
 }
 
-impl StatementError {
-    /// Returns whether the error is contention, which is no fault of the handler's and worth
-    /// another try.
-    pub fn is_contention(&self) -> bool {
-        sqlstate::is_contention(&self.sqlstate)
-    }
-}
+/// Bytes of an enqueued statement beside its parameters.
+const ENQUEUED_OVERHEAD: usize = 128;
 
 impl Tx {
     /// Creates a handle on the transaction that was begun on a connection.
@@ -169,6 +150,58 @@ impl Tx {
             has_asked: false,
             is_cleared: false,
         }
+    }
+
+    /// Enqueues a statement of the host: it is sent with the next one, which answers its error. At
+    /// the fail point `point` it is sent at once, so that a host that is killed there has sent it.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the statement has to be prepared first, and cannot be.
+    pub async fn enqueue<'q>(
+        &self,
+        query: impl Execute<'q, Postgres>,
+        point: Option<&'static str>,
+    ) -> Result<(), sqlx::Error> {
+        let mut statement = self.open().await;
+        let connection = statement.connection();
+        let enqueued = bounded(async {
+            connection.enqueue(query).await?;
+            if point.is_some_and(hooks::is_armed) {
+                connection.send_enqueued().await
+            } else {
+                Ok(())
+            }
+        });
+        match enqueued.await {
+            Ok(()) => statement.enqueued(Enqueued::Host, 0),
+            Err(error) => {
+                statement.finish(Some(&error));
+                return Err(error);
+            }
+        }
+        point.into_iter().for_each(hooks::point);
+        Ok(())
+    }
+
+    /// Waits for the answers to what is enqueued.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first error among the answers.
+    pub async fn wait_for_enqueued(&self) -> Result<(), sqlx::Error> {
+        if self.state.lock().await.enqueued.is_empty() {
+            return Ok(());
+        }
+        let mut statement = self.asking().await;
+        let mut answer = statement.connection().wait_for_enqueued().await;
+        if let Err(error) = &answer
+            && let Err(lost) = statement.clear_if_stale(error).await
+        {
+            answer = Err(lost);
+        }
+        statement.finish(answer.as_ref().err());
+        answer
     }
 
     /// Returns the number of statements sent so far, the host's included.
@@ -306,6 +339,24 @@ impl OpenStatement<'_> {
         }
     }
 
+    /// Ends the wait for statements that the host has enqueued. Their error is the caller's, and
+    /// leaves the connection sound.
+    pub fn finish_enqueued(mut self, error: Option<&sqlx::Error>) {
+        self.is_cleared = true; // an error of COMMIT is one of code that it runs
+        self.state.connection.take_enqueued_answers();
+        self.state.enqueued.clear();
+        self.finish(error);
+    }
+
+    /// Ends a statement that is enqueued: the database was asked nothing.
+    fn enqueued(mut self, by: Enqueued, bytes: usize) {
+        self.state.in_flight = false;
+        self.state.statements += 1;
+        self.state.note_answers(); // those of earlier ones may have been read
+        self.state.enqueued.push_back(by);
+        self.state.enqueued_bytes += bytes + ENQUEUED_OVERHEAD;
+    }
+
     /// Closes the session's prepared statements where an error says that one of them fails for ever.
     ///
     /// # Errors
@@ -320,42 +371,25 @@ impl OpenStatement<'_> {
     }
 }
 
-/// Returns the error that PostgreSQL answered, where the connection lives on. FATAL and worse end
-/// the connection, and no SQL of a tenant can raise them.
-pub fn answered(error: &sqlx::Error) -> Option<StatementError> {
-    let database = error.as_database_error()?.try_downcast_ref::<PgDatabaseError>()?;
-    if matches!(database.severity(), PgSeverity::Fatal | PgSeverity::Panic) {
-        return None;
+impl TxState {
+    /// Notes the answers to enqueued statements that have been read. What is enqueued behind a
+    /// statement that failed is refused, and says nothing about its session.
+    fn note_answers(&mut self) {
+        self.connection.take_failed_enqueued();
+        let mut is_aborted = self.error.is_some();
+        for answer in self.connection.take_enqueued_answers() {
+            let Some(enqueued) = self.enqueued.pop_front() else { continue };
+            match enqueued {
+                Enqueued::Host => self.broken |= answer.is_none() && !is_aborted,
+                Enqueued::Run { run, .. } if run == self.run => self.answers.push(answer),
+                Enqueued::Run { rows, .. } => {
+                    self.earlier_failed |= answer.is_none() || rows.is_some() && rows != answer;
+                }
+            }
+            is_aborted |= answer.is_none();
+        }
+        if self.enqueued.is_empty() {
+            self.enqueued_bytes = 0;
+        }
     }
-    Some(StatementError {
-        sqlstate: database.code().to_owned(),
-        message: database.message().to_owned(),
-        constraint: database.constraint().map(str::to_owned),
-    })
-}
-
-/// Longest time of a statement of the host on the client's side. The server's own timeouts are far
-/// below; this one notices a server that has gone silent.
-const HOST_STATEMENT_MAX: Duration = Duration::from_secs(60);
-
-/// Returns the answer to a statement of the host, or an error where none comes in time.
-pub async fn bounded<T>(
-    answer: impl Future<Output = Result<T, sqlx::Error>>,
-) -> Result<T, sqlx::Error> {
-    let silence = |_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into());
-    tokio::time::timeout(HOST_STATEMENT_MAX, answer).await.map_err(silence)?
-}
-
-/// Returns whether an error arose on this side of the connection, which stays sound.
-fn is_local(error: &sqlx::Error) -> bool {
-    use sqlx::Error as E;
-    matches!(
-        error,
-        E::Encode(_)
-            | E::Decode(_)
-            | E::ColumnDecode { .. }
-            | E::ColumnNotFound(_)
-            | E::TypeNotFound { .. }
-            | E::InvalidArgument(_)
-    )
 }

@@ -11,7 +11,7 @@ use wasmtime::{
 use crate::{
     bindings::{HandlerPre, batch::BatchHandlerPre, oncebox::handler::types},
     error::LoadError,
-    outcome::GuestAnswer,
+    failure::GuestAnswer,
     state::StoreState,
 };
 

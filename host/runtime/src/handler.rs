@@ -1,4 +1,5 @@
-//! The inbox's handler of messages, as a component.
+//! The inbox's handler of messages, as a component: each call in an instance of its own, and what its
+//! end means for the message.
 
 use std::sync::Arc;
 
@@ -7,18 +8,22 @@ use oncebox_model::{
     handler::{Answer, BatchRun, DeliveryKind, Handler, Run},
     message::Message,
     outcome::{Failure, FailureKind},
+    outgoing::Output,
     tx::Tx,
 };
+use serde_json::Value;
 use tokio::sync::Semaphore;
 use wasmtime::{Engine, Store};
 
 use crate::{
     bindings::{HandlerPre, batch::BatchHandlerPre, oncebox::handler::types},
     component::{LinkedWorld, LoadedComponent},
-    outcome::{self, CallEnd, GuestAnswer},
+    failure::{GuestAnswer, decided, failure_of, other, trapped},
+    host::sql::ConnectionLost,
     record::{FUEL, Recorder},
     settings::{HandlerSettings, Settings},
     state::StoreState,
+    text::{FAILURE_BYTES, bounded},
 };
 
 /// Most bytes that a guest may pass to the host in one call, beside the parameters of a statement
@@ -60,7 +65,7 @@ impl ComponentHandler {
                     outbox: run.outbox,
                 };
                 let (state, end) = self.call_batch(pre, tx, &batch).await;
-                outcome::of_message(state, end.and_then(only)?).await
+                of_message(state, end.and_then(only)?).await
             }
         }
     }
@@ -77,7 +82,7 @@ impl ComponentHandler {
                 .await
         };
         let end = CallEnd::of(answer.await);
-        outcome::of_message(self.used(store), end).await
+        of_message(self.used(store), end).await
     }
 
     async fn run_batch(
@@ -87,7 +92,7 @@ impl ComponentHandler {
         run: &BatchRun<'_>,
     ) -> Result<Vec<Answer>, Failure> {
         let (state, end) = self.call_batch(pre, tx, run).await;
-        outcome::of_batch(state, end).await
+        of_batch(state, end).await
     }
 
     async fn call_batch(
@@ -208,5 +213,188 @@ fn guest_message(message: &Message) -> types::Message {
         headers: message.record.headers.clone(),
         content_type: message.content_type.clone(),
         payload: message.body().map(<[u8]>::to_vec),
+    }
+}
+
+/// The end of a call of the guest.
+enum CallEnd<T> {
+    /// A return with an answer.
+    Answered(T),
+    /// A trap, or another error of wasmtime.
+    Trapped(wasmtime::Error),
+}
+
+impl<T> CallEnd<T> {
+    fn of(answer: wasmtime::Result<T>) -> Self {
+        match answer {
+            Ok(answer) => Self::Answered(answer),
+            Err(error) => Self::Trapped(error),
+        }
+    }
+
+    /// Maps the answer by a function that may fail.
+    fn and_then<U>(
+        self,
+        read: impl FnOnce(T) -> Result<U, Failure>,
+    ) -> Result<CallEnd<U>, Failure> {
+        match self {
+            Self::Answered(answer) => read(answer).map(CallEnd::Answered),
+            Self::Trapped(error) => Ok(CallEnd::Trapped(error)),
+        }
+    }
+}
+
+/// Returns the outcome of a call for one message. An explicit decision of the handler stands.
+/// Everything else gives way to a failure in the transaction, which a handler may not have noticed.
+async fn of_message(mut state: StoreState, end: CallEnd<GuestAnswer>) -> Answer {
+    state.end_statements(matches!(end, CallEnd::Answered(Ok(_)))).await;
+    let (result, guest_text) = match end {
+        CallEnd::Answered(Err(answer)) => match decided(&answer) {
+            Some(failure) => return Err(failure),
+            None => (Err(other(&answer)), other(&answer).text),
+        },
+        CallEnd::Answered(Ok(result)) => (Ok(result), String::new()),
+        CallEnd::Trapped(error) => return Err(failure_of_trap(&mut state, &error).await),
+    };
+    if let Some(failure) = transaction_failure(&mut state, &guest_text).await {
+        return Err(failure);
+    }
+    let result = match checked(result?, state.limits.outcome_bytes_max) {
+        Ok(result) => result,
+        Err(failure) => {
+            state.wait_for_enqueued().await;
+            return Err(failure);
+        }
+    };
+    forget_savepoints(&mut state).await?;
+    Ok(Output { result, outgoing: state.take_outgoing().remove(&0).unwrap_or_default() })
+}
+
+/// Returns the outcomes of a call for a batch. A failure in the transaction fails the whole call,
+/// since its message is not known. Otherwise each answer counts for its own message.
+async fn of_batch(
+    mut state: StoreState,
+    end: CallEnd<Vec<GuestAnswer>>,
+) -> Result<Vec<Answer>, Failure> {
+    state.end_statements(false).await;
+    let answers = match end {
+        CallEnd::Answered(answers) => answers,
+        CallEnd::Trapped(error) => return Err(failure_of_trap(&mut state, &error).await),
+    };
+    if let Some(failure) = transaction_failure(&mut state, "").await {
+        return Err(failure);
+    }
+    forget_savepoints(&mut state).await?;
+    let bytes_max = state.limits.outcome_bytes_max;
+    let mut outgoing = state.take_outgoing();
+    let outcome = |(at, answer): (usize, GuestAnswer)| -> Answer {
+        let result = answer.map_err(|answer| failure_of(&answer))?;
+        let result = checked(result, bytes_max)?;
+        Ok(Output { result, outgoing: outgoing.remove(&at).unwrap_or_default() })
+    };
+    Ok(answers.into_iter().enumerate().map(outcome).collect())
+}
+
+/// Returns the failure of a trapped call. A failure in the transaction before the trap comes first.
+async fn failure_of_trap(state: &mut StoreState, error: &wasmtime::Error) -> Failure {
+    if error.downcast_ref::<ConnectionLost>().is_some() {
+        return Failure::new(FailureKind::Crashed, ConnectionLost.to_string());
+    }
+    let failure = trapped(state, error);
+    transaction_failure(state, &failure.text).await.unwrap_or(failure)
+}
+
+async fn forget_savepoints(state: &mut StoreState) -> Result<(), Failure> {
+    state
+        .forget_savepoints()
+        .await
+        .map_err(|lost| Failure::new(FailureKind::Crashed, lost.to_string()))
+}
+
+/// Returns the transaction's first failure, if there is one: a failed statement, a refusal or a
+/// cap. Its text ends with the guest's own.
+async fn transaction_failure(state: &mut StoreState, guest_text: &str) -> Option<Failure> {
+    let (kind, text) = match (state.tx_error().await, state.session.fault()) {
+        (Some(error), _) => (
+            FailureKind::Sql { sqlstate: error.sqlstate.clone() },
+            format!("{}: {}", error.sqlstate, error.message),
+        ),
+        (None, Some(fault)) => (fault.kind.clone(), fault.text.clone()),
+        (None, None) => return None,
+    };
+    let text = match guest_text.is_empty() {
+        true => text,
+        false => format!("{text}; the handler: {guest_text}"),
+    };
+    Some(Failure::new(kind, bounded(&text, FAILURE_BYTES)))
+}
+
+/// Checks that a result can be stored as jsonb. Otherwise the completion would fail, without the
+/// reason.
+fn checked(result: Option<String>, bytes_max: usize) -> Result<Option<String>, Failure> {
+    let bad = |text: String| Err(Failure::new(FailureKind::BadResult, text));
+    let Some(text) = &result else { return Ok(None) };
+    if text.len() > bytes_max {
+        return bad(format!(
+            "the result has {} bytes, more than the {bytes_max} of `outcome_bytes_max`",
+            text.len()
+        ));
+    }
+    match serde_json::from_str::<Value>(text) {
+        Err(error) => bad(format!("the result is not JSON: {error}")),
+        Ok(value) if has_nul(&value) => {
+            bad("the result contains `\\u0000`, which PostgreSQL cannot store".to_owned())
+        }
+        Ok(_) => Ok(result),
+    }
+}
+
+/// Returns whether a value contains a NUL character. The parser's limit on nesting bounds the
+/// recursion.
+fn has_nul(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains('\0'),
+        Value::Array(values) => values.iter().any(has_nul),
+        Value::Object(members) => {
+            members.iter().any(|(name, value)| name.contains('\0') || has_nul(value))
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_that_jsonb_takes_are_kept() {
+        assert_eq!(checked(None, 0), Ok(None));
+        for text in
+            ["null", "{}", "\"a\\u00e9\"", "[1, 2.5, {\"a\": null}]", " 1 ", "\"\\ud83d\\ude00\""]
+        {
+            assert_eq!(checked(Some(text.to_owned()), 100), Ok(Some(text.to_owned())));
+        }
+    }
+
+    #[test]
+    fn results_that_jsonb_refuses_are_the_handlers_failure() {
+        let deep = format!("{}{}", "[".repeat(1000), "]".repeat(1000));
+        for text in [
+            "",
+            "{",
+            "undefined",
+            "'a'",
+            "\"\\u0000\"",
+            "{\"\\u0000\": 1}",
+            "[[\"a\\u0000\"]]",
+            "\"\\ud800\"",
+            "1 2",
+            "NaN",
+            &deep,
+        ] {
+            let failure = checked(Some(text.to_owned()), 10_000).expect_err(text);
+            assert_eq!(failure.kind, FailureKind::BadResult, "{text}");
+        }
+        assert!(checked(Some("\"long\"".to_owned()), 3).is_err());
     }
 }

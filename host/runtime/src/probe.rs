@@ -15,9 +15,9 @@ use wasmtime::Store;
 
 use crate::{
     component::{LinkedWorld, LoadedComponent},
+    failure,
     handler::store,
     load::WasmRuntime,
-    outcome,
     settings::{HandlerSettings, Settings},
     state::StoreState,
 };
@@ -58,7 +58,7 @@ impl WasmRuntime {
         let mut store = store(component.engine(), None, &run, &[], &settings);
         match timeout(limit, start(component, &mut store)).await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(failed(&outcome::trapped(store.data(), &error).text)),
+            Ok(Err(error)) => Err(failed(&failure::trapped(store.data(), &error).text)),
             Err(_) => Err(failed(&format!("it does not end within {} s", limit.as_secs_f64()))),
         }
     }

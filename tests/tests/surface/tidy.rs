@@ -16,6 +16,10 @@ use std::{
 const FILE_LINES_MAX: usize = 450;
 /// Lines that a function may have, with its signature.
 const FUNCTION_LINES_MAX: usize = 80;
+/// Most files of Rust in README's table of a message's path.
+const PATH_FILES_MAX: usize = 18;
+/// Most lines of the bodies of `transact` and `run`, together.
+const CORE_LINES_MAX: usize = 30;
 /// Files that may import each other in a circle.
 const CIRCLE_MAX: usize = 3;
 /// How the comment of a function must not begin.
@@ -432,7 +436,34 @@ fn breaches() -> BTreeSet<String> {
         let page = fs::read_to_string(root().join(path)).unwrap();
         found.extend(function_breaches(path, &page, &sql, &code));
     }
+    found.extend(path_breaches(&fs::read_to_string(root().join("README.md")).unwrap()));
+    let core = sources.iter().find(|source| source.path.ends_with("batch/process.rs")).unwrap();
+    found.extend(core_breaches(core));
     found
+}
+
+/// The path of a message, where README's table of it names too many files of Rust, or none.
+fn path_breaches(readme: &str) -> Option<String> {
+    let mut sections = readme.split("\n## ");
+    let section = sections.find(|section| section.starts_with("A message's path")).unwrap_or("");
+    let rows = section.lines().filter(|line| line.starts_with('|'));
+    let links =
+        rows.flat_map(|row| row.split("](").skip(1)).filter_map(|link| link.split(')').next());
+    let files: BTreeSet<_> = links.filter(|link| link.ends_with(".rs")).collect();
+    let is_kept = (1..=PATH_FILES_MAX).contains(&files.len());
+    (!is_kept).then(|| format!("path of a message: {} files of Rust", files.len()))
+}
+
+/// The core of the protocol, where the bodies of its two functions are too long, or one is not there.
+fn core_breaches(core: &Source) -> Option<String> {
+    let body = |name: &str| {
+        let is_it = |line: &String| function_name(line).is_some_and(|found| found == name);
+        let lines = core.lines.iter().skip_while(|line| !is_it(line));
+        Some(lines.skip_while(|line| !line.ends_with('{')).position(|line| line == "    }")? - 1)
+    };
+    let lines = body("transact").zip(body("run")).map(|(transact, run)| transact + run);
+    let is_kept = lines.is_some_and(|lines| lines <= CORE_LINES_MAX);
+    (!is_kept).then(|| format!("core of the protocol: {lines:?} lines"))
 }
 
 /// The circles of imports that have too many files, as the crate and the number of files.
@@ -592,6 +623,23 @@ fn each_rule_sees_its_breach() {
         "status literal: host/planted/src/l.rs",
     ];
     assert_eq!(literals.literal_breaches().into_iter().collect::<Vec<_>>(), breaches);
+
+    let path = |files: usize| {
+        let links: String =
+            (0..files).map(|file| format!("[f](f{file}.rs), [s](s.sql) ")).collect();
+        path_breaches(&format!("# A\n\n## A message's path\n\n| {links} |\n\n[f](x.rs)\n\n## B"))
+    };
+    assert_eq!((path(18), path(0).is_some()), (None, true));
+    assert_eq!(path(19).unwrap(), "path of a message: 19 files of Rust");
+    let core = |run: usize| {
+        let text = "    fn transact(\n        self,\n    ) {\n        a;\n    }\n    fn run() {\n{}    }\n";
+        core_breaches(&source(&["c"], &text.replace("{}", &"        a;\n".repeat(run))))
+    };
+    assert_eq!(
+        (core(29), core(30).unwrap()),
+        (None, "core of the protocol: Some(31) lines".into())
+    );
+    assert!(core_breaches(&source(&["c"], "    fn run() {\n    }\n")).is_some());
 
     let avoided = "tx.execute(\"SET LOCAL \\\n enable_sort = off{}\").await?;";
     let jit = |rest| source(&["j"], &avoided.replace("{}", rest)).literal_breaches().len();

@@ -15,9 +15,9 @@ use crate::{
     batch::{
         abort::Abort,
         call::{CallResult, GroupCall, call, call_group},
-        commit::{refused, release_savepoint, set_savepoint, undo_message},
         routed::Routed,
         state::BatchState,
+        statements::{refused, release_savepoint, set_savepoint, undo_message},
     },
     consumer::ConsumerInbox,
     session::Transaction,

@@ -1,7 +1,9 @@
 //! One transaction: claim, handle, complete, commit.
 
-// The protocol: one transaction, in order.
+// The protocol: one transaction, in order, and its repetition.
 pub(crate) mod process;
+// What follows an aborted transaction.
+mod plan;
 // A message with the handler that runs it.
 pub(crate) mod routed;
 // What the open transaction knows, and which messages run next.
@@ -20,12 +22,12 @@ mod group;
 pub(crate) mod outgoing;
 // The last statement of the host before COMMIT.
 pub(crate) mod complete;
-// COMMIT, savepoints and the errors of the host's statements.
-pub(crate) mod commit;
+// Rollback, savepoints and the errors of the host's statements.
+pub(crate) mod statements;
 // Reasons why a transaction ends without a commit.
 pub(crate) mod abort;
-// Repeated transactions, and failures recorded in a transaction of their own.
-pub(crate) mod settle;
+// Failures recorded in a transaction of their own.
+mod record;
 // The result of a committed transaction.
 pub(crate) mod settled;
 // The place of a message in a replay, and its end there.

@@ -15,11 +15,11 @@ use crate::{
     batch::{
         abort::Abort,
         claim::{ClaimOutcome, ClaimRequest},
-        commit::{at_completion, at_constraints, host_statement},
         complete::{Completion, Execution, Recorded, enqueue_completion},
         routed::Routed,
         settled::Settled,
         state::BatchState,
+        statements::{at_completion, at_constraints, host_statement},
     },
     consumer::ConsumerInbox,
     partition::parking::too_large_reason,

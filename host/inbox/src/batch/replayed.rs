@@ -20,9 +20,9 @@ use crate::{
     admission::Admission,
     batch::{
         abort::Abort,
-        commit::commit,
         complete::{Completion, enqueue_completion, storable},
         outgoing::{Emitted, write_outgoing},
+        process::commit,
         replay_turn::{ReplayEnd, ReplayTurn, ReplayedRun},
         routed::Routed,
         settled::Settled,

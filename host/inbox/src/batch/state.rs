@@ -18,12 +18,12 @@ use crate::{
     batch::{
         abort::Abort,
         claim::{ClaimOutcome, Claimant, InitialStatus, claim},
-        commit::{at_claim, at_completion},
         complete::{Completion, Execution, enqueue_completion},
         outgoing::write_outgoing,
         replay_turn::{ReplayTurn, ReplayedRun},
         routed::Routed,
         settled::{Results, Settled},
+        statements::{at_claim, at_completion},
     },
     consumer::{COMMIT, ConsumerInbox},
     ordering::{

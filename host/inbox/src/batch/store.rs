@@ -7,7 +7,8 @@ use crate::{
     batch::{
         abort::Abort,
         claim::{ClaimOutcome, ClaimRequest, Claimant, InitialStatus, claim},
-        commit::{at_claim, commit, rollback},
+        process::commit,
+        statements::{at_claim, rollback},
     },
     consumer::ConsumerInbox,
     partition::parking,

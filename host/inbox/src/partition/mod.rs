@@ -44,8 +44,8 @@ use crate::{
     admission::Admission,
     batch::{
         claim::{ClaimOutcome, ClaimRequest, InitialStatus},
+        process::Permit,
         routed::Routed,
-        settle::Permit,
         settled::Settled,
     },
     consumer::ConsumerInbox,

@@ -29,7 +29,7 @@ use tokio::time::Instant;
 
 use crate::{
     admission::PartitionTurn,
-    batch::{claim::ClaimOutcome, commit::commit_host},
+    batch::{claim::ClaimOutcome, statements::commit_host},
     consumer::ConsumerInbox,
     host_call::host_call,
 };

@@ -17,7 +17,8 @@ use super::{
     payloads::FetchedPayloads, position::Position,
 };
 use crate::{
-    admission::Admission, batch::commit::commit_host, consumer::ConsumerInbox, host_call::host_call,
+    admission::Admission, batch::statements::commit_host, consumer::ConsumerInbox,
+    host_call::host_call,
 };
 
 /// Messages that run under a lease after a sign that one of them kills the process. A whole batch

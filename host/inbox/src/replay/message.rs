@@ -16,9 +16,9 @@ use crate::{
     admission::{Admission, AdmissionRequest, Class},
     batch::{
         claim::ClaimRequest,
-        commit::refused,
         replay_turn::{ReplayEnd, ReplayTurn},
         routed::Routed,
+        statements::refused,
     },
     consumer::ConsumerInbox,
     retry::lease::read_message,

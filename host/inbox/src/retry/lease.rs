@@ -16,7 +16,7 @@ use sqlx::{Row, postgres::PgRow};
 
 use crate::{
     admission::Admission,
-    batch::{claim::ClaimRequest, commit::commit_host, complete::Lease},
+    batch::{claim::ClaimRequest, complete::Lease, statements::commit_host},
     consumer::ConsumerInbox,
     metrics::Parked,
     retry::interrupted::Interrupted,

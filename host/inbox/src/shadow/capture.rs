@@ -9,7 +9,7 @@ use oncebox_model::{
 use sqlx::Row;
 use tokio::time::Instant;
 
-use crate::{batch::commit::host_statement, session::Transaction};
+use crate::{batch::statements::host_statement, session::Transaction};
 
 /// Most row changes of one message that are captured; a message with more is not compared.
 #[cfg(test)]

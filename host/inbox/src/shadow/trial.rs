@@ -30,8 +30,8 @@ use crate::{
     batch::{
         call::{Call, CallResult, call},
         claim::{Claimant, InitialStatus, claim},
-        commit::refused,
         outgoing::outbox,
+        statements::refused,
     },
     session::Transaction,
 };

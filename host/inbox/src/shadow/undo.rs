@@ -9,7 +9,7 @@ use oncebox_model::{
 };
 use sqlx::AssertSqlSafe;
 
-use crate::batch::commit::{host_statement, refused};
+use crate::batch::statements::{host_statement, refused};
 
 use super::{
     net::{Key, Net, NetTable, Row},

@@ -30,7 +30,7 @@ use crate::{
         enqueuer::oncebox::handler0_2_0::sql,
         oncebox::handler::sql::{DatabaseError, Error, Value},
     },
-    outcome::failure_of,
+    failure::failure_of,
     record::Recording,
     state::StoreState,
 };

@@ -1,4 +1,4 @@
-//! COMMIT, savepoints, and the errors of the host's own statements.
+//! Rollback, savepoints, and the errors of the host's own statements.
 
 use oncebox_model::{
     error::InboxError,
@@ -14,36 +14,6 @@ use crate::{
     batch::abort::Abort,
     session::{CommitError, Transaction},
 };
-
-/// Commits a transaction whose completion is written or enqueued. Turns a refused COMMIT into the
-/// abort that it means, and a refused completion into that of `refused`; a lost answer is
-/// [`InboxError::CommitUnknown`], neither done nor failed.
-pub(crate) async fn commit(
-    transaction: Transaction<'_>,
-    refused: fn(InboxError) -> Abort,
-) -> Result<(), Abort> {
-    hooks::point("inbox:commit:before");
-    match transaction.commit().await {
-        Ok(()) => {}
-        Err(CommitError::Completion(_)) if hooks::sabotage(Defect::CompletionUnread) => {}
-        Err(CommitError::Completion(error)) => return Err(refused(error.into())),
-        // A refusal is the messages', whatever its SQLSTATE: a deferred trigger of the tenant can
-        // raise any. It cannot be the guard's, since the completion has shown that the guard row is
-        // gone.
-        Err(CommitError::RolledBack(error)) if error.is_contention() => {
-            return Err(Abort::Contention { failure: sql_failure(error) });
-        }
-        Err(CommitError::RolledBack(error)) => {
-            return Err(Abort::AtCommit { failure: sql_failure(error) });
-        }
-        Err(CommitError::Unknown(_)) if hooks::sabotage(Defect::LostCommitIsDone) => return Ok(()),
-        Err(CommitError::Unknown(error)) => {
-            return Err(Abort::Host(InboxError::CommitUnknown(error)));
-        }
-    }
-    hooks::point("inbox:commit:after");
-    Ok(())
-}
 
 /// Rolls a transaction back, and returns the abort that ended it. A transaction that is only
 /// dropped closes its connection.
@@ -142,7 +112,7 @@ pub(crate) fn at_completion(error: InboxError) -> Abort {
 }
 
 /// Classifies an error of deferred constraints that are checked before a COMMIT, as
-/// [`commit`] classifies that of the COMMIT.
+/// [`commit`](super::process::commit) classifies that of the COMMIT.
 pub(crate) fn at_constraints(error: InboxError) -> Abort {
     match refused(&error) {
         Some(answer) => Abort::AtCommit { failure: sql_failure(answer) },
@@ -171,7 +141,7 @@ pub(crate) fn refused(error: &InboxError) -> Option<StatementError> {
 }
 
 /// Returns the failure that PostgreSQL's answer means: contention, or its SQLSTATE.
-fn sql_failure(error: StatementError) -> Failure {
+pub(super) fn sql_failure(error: StatementError) -> Failure {
     if error.is_contention() {
         return Failure::new(FailureKind::Contention, error.message);
     }
