@@ -295,7 +295,7 @@ async fn run(cli: Cli, arguments: Arguments) -> Result<()> {
         Command::Send(args) => send::run(&config, args, json).await,
         Command::Demo(args) => demo::run(args, json).await,
         Command::Test(args) => test::run(&config, args, json).await,
-        Command::Verify(args) => verify::run(args, json).await,
+        Command::Verify(args) => verify::run(&config, args, json).await,
         Command::Component(command) => component::run(command, json),
         Command::Policy(command) => policy::run(command, json),
         Command::Openapi => output::json(&oncebox_api::document()),

@@ -10,6 +10,7 @@ use oncebox_devkit::{
     verify::{Request, verify},
 };
 use oncebox_devkit::{output, slot::handler_name, test};
+use oncebox_server::Config;
 
 use super::deploy::setting;
 
@@ -34,7 +35,7 @@ pub(super) struct VerifyArgs {
     strict: bool,
 }
 
-pub(super) async fn run(args: VerifyArgs, json: bool) -> Result<()> {
+pub(super) async fn run(config: &Config, args: VerifyArgs, json: bool) -> Result<()> {
     let messages = messages::read(&args.message)?;
     let component = test::read_component(&args.component)?;
     let name = handler_name(&args.component);
@@ -46,6 +47,7 @@ pub(super) async fn run(args: VerifyArgs, json: bool) -> Result<()> {
         schema: &args.schema,
         settings: &args.settings,
         seed: args.seed,
+        cache_dir: test::cache_dir(config),
     };
     let report = interruptible(verify(request)).await?;
     if json {

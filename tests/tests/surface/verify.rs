@@ -55,7 +55,9 @@ async fn passes(name: &str, schema: &[&str], warnings: &[&str]) -> Value {
 /// it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_of_batches_passes() {
-    let folder = WorkingDir::new().unwrap();
+    let mut folder = WorkingDir::new().unwrap();
+    let cache = folder.dir().join("cache");
+    folder.set("ONCEBOX_RUNTIME_CACHE_DIR", cache.to_str().unwrap());
     let order = |number: i64| {
         let payload = json!({ "order_id": format!("o-{number}"), "account": number % 2, "amount": 100 * number, "note": "n" });
         format!(
@@ -95,6 +97,13 @@ async fn a_handler_of_batches_passes() {
         })
         .collect();
     assert!(odd.is_empty(), "{odd:#?}");
+    // All of its processes take what one compiled, and so does the next `verify`.
+    let compiled: Vec<_> =
+        std::fs::read_dir(cache).unwrap().map(|file| file.unwrap().path()).collect();
+    assert!(
+        matches!(&compiled[..], [file] if file.extension().unwrap() == "compiled"),
+        "{compiled:?}"
+    );
 }
 
 fn findings(report: &Value) -> impl Iterator<Item = &Value> {

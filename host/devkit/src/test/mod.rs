@@ -138,7 +138,7 @@ pub fn read_component(path: &Path) -> Result<Vec<u8>> {
 }
 
 /// Returns the folder of compiled code: the host's, else that of the `oncebox dev` of this folder.
-fn cache_dir(config: &Config) -> Option<PathBuf> {
+pub fn cache_dir(config: &Config) -> Option<PathBuf> {
     let dev = Path::new(".oncebox/dev/cache");
     config.runtime.cache_dir.clone().or_else(|| dev.is_dir().then(|| dev.to_owned()))
 }

@@ -37,6 +37,7 @@ impl Bench {
     /// Reads the furnished tables and closes the connections, so that the database can be copied.
     pub(super) async fn new(
         scratch: Scratch,
+        cache_dir: PathBuf,
         furnished: Furnished,
         messages: Vec<FileMessage>,
     ) -> Result<Self> {
@@ -48,7 +49,6 @@ impl Bench {
             messages.iter().map(|message| format!("{}\n", message.json())).collect();
         std::fs::write(&file, lines)
             .with_context(|| format!("failed to write `{}`", file.display()))?;
-        let cache_dir = scratch.dir.join("cache");
         let program = std::env::current_exe().context("failed to find this program")?;
         Ok(Self {
             scratch,

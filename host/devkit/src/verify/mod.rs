@@ -55,14 +55,23 @@ pub struct Request<'a> {
     pub settings: &'a [(String, String)],
     /// Seed of orders and repetitions.
     pub seed: u64,
+    /// Folder of compiled code; none for one that is deleted at the end.
+    pub cache_dir: Option<PathBuf>,
+}
+
+/// Compiles the component, and returns the folder of compiled code.
+async fn compile(request: &Request<'_>, scratch: &Scratch) -> Result<PathBuf> {
+    let cache_dir = request.cache_dir.clone().unwrap_or_else(|| scratch.dir.join("cache"));
+    let loaded = driver::runtime(&cache_dir)?.load(request.component).await;
+    loaded.with_context(|| format!("`{}` cannot be run", request.path.display()))?;
+    Ok(cache_dir)
 }
 
 /// Runs every window and reports the findings.
 pub async fn verify(request: Request<'_>) -> Result<VerifyReport> {
     refuse_repeated_ids(&request.messages)?;
     let scratch = Scratch::start().await?;
-    let loaded = driver::runtime(&scratch.dir.join("cache"))?.load(request.component).await;
-    loaded.with_context(|| format!("`{}` cannot be run", request.path.display()))?;
+    let cache_dir = compile(&request, &scratch).await?;
     let policy = driver::policy()?;
     let subject = TriedHandler {
         handler: request.handler,
@@ -72,7 +81,7 @@ pub async fn verify(request: Request<'_>) -> Result<VerifyReport> {
         policy: &policy,
     };
     let furnished = scratch.furnish(&subject).await?;
-    let mut bench = Bench::new(scratch, furnished, request.messages).await?;
+    let mut bench = Bench::new(scratch, cache_dir, furnished, request.messages).await?;
 
     let (runs, first) =
         bench.clean_run("clean_1").await.context("the messages could not be handled even once")?;
