@@ -35,7 +35,7 @@ for part in "$@"; do
         need postgresql-client has pg_isready
         need pgbouncer eval 'has pgbouncer || test -x /usr/sbin/pgbouncer'
         need prometheus has promtool
-        need chromium has chromium
+        need chromium-headless-shell has chromium-headless-shell
         need nodejs has node
         need npm has npm
         ;;

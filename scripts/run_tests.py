@@ -31,11 +31,11 @@ MINUTES_MAX = 45
 QUIET = ["docs", "shadow", "leases", "tenant_locks", "counted"]
 # They compare shares, latencies, pauses or memory.
 ALONE = ["fairness", "many_tenants", "at_rest", "hot_swap", "hostile"]
-# A browser loads a processor; beside it are files that mostly wait, one at a time.
-BROWSER = ["browser", "sabotage", "upgrade", "lifecycle"]
+# Each loads a processor by itself: two at a time.
+HEAVY = ["sabotage", "lifecycle", "upgrade"]
 # The longest first, so that none of them is left over at the end.
 LONGEST = [
-    "first_hour", "crash_recovery", "verify", "guest_sdk", "outages", "outgoing", "redrive",
+    "browser", "first_hour", "crash_recovery", "verify", "guest_sdk", "outages", "outgoing", "redrive",
     "brokers", "tenants", "guest_languages", "own_database", "consumers", "oncebox_kafka", "benchmark",
     "endpoints", "cli", "guest_examples", "rebalance",
 ]
@@ -159,16 +159,16 @@ def main():
     parts = sys.argv[2:]
     arguments = parts[parts.index("--") + 1 :] if "--" in parts else []
     parts = parts[: len(parts) - len(arguments) - 1] if "--" in parts else parts
-    order = {name: place for place, name in enumerate([*LONGEST, *QUIET, *BROWSER])}
+    order = {name: place for place, name in enumerate([*LONGEST, *QUIET, *HEAVY])}
     found = sorted(jobs(parts), key=lambda job: order.get(job.name, len(order)))
     if not found:
         sys.exit(f"no test has one of these in its name: {' '.join(parts)}")
     with open(sys.argv[1], "w") as log, temporary_folder() as temporary:
         run = Run(log, arguments, temporary)
-        apart = {*QUIET, *ALONE, *BROWSER}
+        apart = {*QUIET, *ALONE, *HEAVY}
         run.beside_each_other(PLACES, [job for job in found if job.name not in apart])
         run.beside_each_other(2, [job for job in found if job.name in QUIET])
-        run.beside_each_other(2, [job for job in found if job.name in BROWSER])
+        run.beside_each_other(2, [job for job in found if job.name in HEAVY])
         run.beside_each_other(1, [job for job in found if job.name in ALONE])
         run.table("test", run.tests)
         run.table("file of tests", run.processes)

@@ -1,4 +1,4 @@
-// The console in Debian's Chromium over a running host: every incident by mouse, by keyboard alone, without
+// The console in Debian's Chromium, without windows, over a running host: every incident by mouse, by keyboard alone, without
 // JavaScript, and by commands; every page that was seen on the way looked at by axe, in both themes, on a small screen and enlarged.
 //
 //   node run.mjs <oncebox> <folder of the sample> <folder for screenshots>
@@ -11,14 +11,13 @@ import { incidents } from "./incidents.mjs";
 import { signIn } from "./sessions.mjs";
 import { typed } from "./typed.mjs";
 import { Visitor } from "./visitor.mjs";
-import { World, provide } from "./world.mjs";
+import { PATIENCE_MS, World, provide } from "./world.mjs";
 
 const [program, folder, shots] = process.argv.slice(2);
 const require = createRequire(join(process.env.ONCEBOX_BROWSER_TOOLS, "package.json"));
 const { chromium } = require("playwright-core");
 const axe = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
 
-const PATIENCE_MS = 120_000;
 // A browser started by root has no sandbox, and may have little shared memory; the others keep it from calling its maker.
 const SWITCHES = [
   "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -141,7 +140,7 @@ enabled = false
 const host = spawn(program, ["dev"], {
   cwd: folder, env: { ...process.env, ONCEBOX_CONFIG: settings }, stdio: ["ignore", "pipe", "inherit"],
 });
-const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: SWITCHES });
+const browser = await chromium.launch({ executablePath: "/usr/bin/chromium-headless-shell", args: SWITCHES });
 try {
   let said = "";
   const base = await new Promise((resolve, reject) => {

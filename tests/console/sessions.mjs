@@ -10,8 +10,7 @@ import { promisify } from "node:util";
 import { setTimeout as sleep } from "node:timers/promises";
 import { provideIdentities, signInElsewhere } from "./provider.mjs";
 import { Visitor } from "./visitor.mjs";
-
-const PATIENCE_MS = 120_000;
+import { PATIENCE_MS } from "./world.mjs";
 
 /** Two ports that nobody listens on, outside the range that the system gives to connections. */
 async function free() {

@@ -1,7 +1,7 @@
 // A person at the console: by mouse, by keyboard alone, or in a browser without JavaScript.
 
-/** How long a page may take to show what is awaited, on a machine that does other things as well. */
-const PATIENCE_MS = 120_000;
+import { PATIENCE_MS } from "./world.mjs";
+
 /** Most presses of Tab until something has the focus. */
 const TABS_MAX = 300;
 /** How long a visitor waits until they look again, and one without scripts until they load the page again. */

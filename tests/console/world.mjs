@@ -7,7 +7,8 @@ import { join } from "node:path";
 import { promisify } from "node:util";
 import { setTimeout as sleep } from "node:timers/promises";
 
-const PATIENCE_MS = 120_000;
+/** How long what is awaited may take, on a machine that does other things as well. */
+export const PATIENCE_MS = 300_000;
 /** Pause between looks at much work. */
 export const LONG_MS = 2_000;
 /** Messages of a page of the API, at most. */

@@ -14,6 +14,7 @@ use crate::{
     http, inbox,
     postgres::TestDatabase,
     program::{self, CommandOutput, WorkingDir},
+    services,
     wait::{self, DEADLINE},
 };
 
@@ -90,7 +91,7 @@ impl CliFixture {
             .env("ONCEBOX_KAFKA_BROKERS", broker.bootstrap())
             .env("ONCEBOX_HTTP_LISTEN", http.to_string())
             .env("ONCEBOX_API_LISTEN", api.to_string())
-            .env("ONCEBOX_RUNTIME_CACHE_DIR", self.dir().join("cache"))
+            .env("ONCEBOX_RUNTIME_CACHE_DIR", services::target_dir().join("test-hosts/cache"))
             .env("ONCEBOX_LOG_FORMAT", "text")
             .envs(variables.iter().copied())
             .stdin(Stdio::null())

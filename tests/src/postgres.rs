@@ -24,7 +24,7 @@ impl Service for PrivatePostgres {
         // their own.
         // Many hosts at a time use it, of several test processes. The lock table stays as large.
         let options = PostgresOptions::new(dir).tcp(true).setting("fsync", "off");
-        let options = options.setting("max_connections", "400");
+        let options = options.setting("full_page_writes", "off").setting("max_connections", "400");
         Self::start(options.setting("max_locks_per_transaction", "128"))
     }
 

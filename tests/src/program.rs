@@ -91,13 +91,15 @@ pub struct CommandOutput {
 }
 
 impl WorkingDir {
-    /// A new one, in `target`.
+    /// A new one, in `target`. What its programs compile is shared by all tests.
     pub fn new() -> Result<Self> {
         let target =
             path()?.ancestors().nth(2).context("the program is in `target/debug`")?.to_owned();
         let dir = target.join("test-cli").join(format!("{:016x}", rand::random::<u64>()));
         std::fs::create_dir_all(&dir)?;
-        Ok(Self { dir, sabotage: None, environment: Vec::new() })
+        let cache = target.join("test-hosts/cache").display().to_string();
+        let environment = vec![("ONCEBOX_RUNTIME_CACHE_DIR".to_owned(), cache)];
+        Ok(Self { dir, sabotage: None, environment })
     }
 
     /// The program with its hooks, and a named defect switched on.
