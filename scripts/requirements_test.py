@@ -135,7 +135,7 @@ So is this. <!-- S1-063 -->
 SHOWN = {
     "S0-001": "`suite::module::second`",
     "S0-002": "`suite::first`",
-    "S0-003": "`suite::module::second`, [more](page.md#a-page), **open**: retention",
+    "S0-003": "`suite::module::second`, [more](page.md#a-page), **open**: alerts",
     "S0-004": "`suite::of_a_macro`",
     "S0-005": "`some_package::part::tests::small`",
     "S0-006": "`all::in_no_module`",
@@ -170,7 +170,7 @@ def faults(change=None, more="", **shown):
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         cells = {**SHOWN, **{name.replace("_", "-"): cell for name, cell in shown.items()}}
-        rows = [f"| {requirement} | what | {cells.get(requirement, '**open**: retention')} |" for requirement in IDS]
+        rows = [f"| {requirement} | what | {cells.get(requirement, '**open**: alerts')} |" for requirement in IDS]
         files = {
             "docs/page.md": TEXT,
             "docs/requirements.md": (change or "\n".join)(rows) + f"\n{more}\n",
@@ -196,7 +196,7 @@ for cell, expected in BREACHES:
 expect(faults(S2_019="[page](page.md#below)"), "S2-019: no sentence of `page.md#below` carries")
 expect(faults(lambda rows: "\n".join(rows[1:])), "S0-001: it has no row")
 expect(faults(lambda rows: "\n".join([*rows, rows[0]])), "S0-001: it has 2 rows")
-expect(faults(more="| S0-052 | what | **open**: retention |"), "S0-052: no source has it")
+expect(faults(more="| S0-052 | what | **open**: alerts |"), "S0-052: no source has it")
 expect(faults(more="| S0-001 | what and no cell |"), "this is no row: | S0-001 |")
 assert len(IDS) == len(set(IDS)) == 247
 print(f"{len(BREACHES) + 5} breaches, each refused")

@@ -1,6 +1,10 @@
 //! Storage: the size of inboxes, and their size to come.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{Json, extract::State};
 use chrono::{DateTime, Utc};
@@ -8,7 +12,7 @@ use futures::StreamExt;
 use oncebox_control::{
     BudgetExcess, Control, DatabaseLabel, InboxDatabase, StorageReport, Tenant, TenantStorage,
 };
-use oncebox_model::InboxError;
+use oncebox_model::{InboxError, MessageStatus};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -81,6 +85,9 @@ pub struct ConsumerStorageBody {
     pub class: String,
     /// Messages in the inbox.
     pub messages: i64,
+    /// The same by status; one that no message has is missing.
+    #[schema(value_type = BTreeMap<String, i64>)]
+    pub messages_by_status: BTreeMap<MessageStatus, i64>,
     /// Bytes that they take: their share of the time partitions, with indexes.
     pub bytes: i64,
     /// Bytes a day that messages add: the mean of the last `growth_days`.
@@ -150,6 +157,7 @@ impl From<oncebox_control::ConsumerStorage> for ConsumerStorageBody {
             consumer,
             class,
             messages,
+            messages_by_status,
             bytes,
             bytes_per_day,
             growth_days,
@@ -162,6 +170,7 @@ impl From<oncebox_control::ConsumerStorage> for ConsumerStorageBody {
             consumer,
             class,
             messages,
+            messages_by_status,
             bytes,
             bytes_per_day,
             growth_days,

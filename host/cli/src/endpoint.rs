@@ -274,7 +274,8 @@ async fn set(api: &Api, args: EndpointSetArgs, as_json: bool) -> Result<()> {
             set.changed.join(", ")
         ),
     }
-    println!("{}", duplicates(&set.endpoint));
+    let warning = if set.endpoint.receiver_deduplicates { "" } else { "warning: " };
+    println!("{warning}{}", duplicates(&set.endpoint));
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use std::{
 };
 
 use oncebox_control::{ConsumerStorage, Control, DatabaseLabel, InboxDatabase, StorageReport};
+use oncebox_model::MessageStatus;
 use tokio::{sync::Semaphore, task::JoinSet, time::sleep};
 
 use crate::{config::StorageSettings, context::answered};
@@ -63,11 +64,17 @@ async fn reports(
     reports
 }
 
+/// Tenant and name of a consumer.
+type NamedConsumer = (String, String);
+/// Statuses that messages of a consumer had at some measurement, by consumer. One that none has any
+/// more is shown as 0.
+type ShownStatuses = BTreeMap<NamedConsumer, BTreeSet<MessageStatus>>;
+
 /// The series that this host shows. Those of consumers and budgets that are no more end.
 #[derive(Default)]
 struct ShownStorage {
-    /// Tenants and consumers, by their database.
-    consumers: BTreeMap<DatabaseLabel, BTreeSet<(String, String)>>,
+    /// Consumers, by their database.
+    consumers: BTreeMap<DatabaseLabel, ShownStatuses>,
     /// Tenants with a budget.
     budgets: BTreeSet<String>,
 }
@@ -84,15 +91,18 @@ impl ShownStorage {
         });
         for (database, report) in reports {
             let Some(report) = report else { continue };
-            let mut present = BTreeSet::new();
+            let shown = self.consumers.entry(database).or_default();
+            let mut before = std::mem::take(shown);
             for tenant in &report.tenants {
                 for storage in &tenant.consumers {
-                    show(&tenant.tenant, storage);
-                    present.insert((tenant.tenant.clone(), storage.consumer.clone()));
+                    let consumer = (tenant.tenant.clone(), storage.consumer.clone());
+                    let mut statuses = before.remove(&consumer).unwrap_or_default();
+                    statuses.extend(storage.messages_by_status.keys());
+                    show(&consumer, storage, &statuses);
+                    shown.insert(consumer, statuses);
                 }
             }
-            let before = self.consumers.insert(database, present.clone()).unwrap_or_default();
-            before.difference(&present).for_each(end);
+            before.iter().for_each(end);
         }
     }
 
@@ -115,25 +125,38 @@ impl ShownStorage {
 }
 
 /// Shows the storage of a consumer.
-fn show(tenant: &str, storage: &ConsumerStorage) {
-    let ConsumerStorage { consumer, messages, bytes, bytes_per_day, bytes_in_30_days, .. } =
+fn show(consumer: &NamedConsumer, storage: &ConsumerStorage, statuses: &BTreeSet<MessageStatus>) {
+    let ConsumerStorage { messages_by_status, bytes, bytes_per_day, bytes_in_30_days, .. } =
         storage;
-    let figures = [*bytes, *messages, *bytes_per_day, *bytes_in_30_days];
-    set_gauges(tenant, consumer, figures.map(|figure| figure as f64));
+    let figures = [*bytes, *bytes_per_day, *bytes_in_30_days];
+    set_gauges(consumer, figures.map(|figure| figure as f64));
+    for status in statuses {
+        let messages = messages_by_status.get(status).copied().unwrap_or(0);
+        set_messages(consumer, *status, messages as f64);
+    }
 }
 
 /// Ends the series of a consumer. Gauges that are not a number are not shown.
-fn end((tenant, consumer): &(String, String)) {
-    set_gauges(tenant, consumer, [f64::NAN; 4]);
+fn end((consumer, statuses): (&NamedConsumer, &BTreeSet<MessageStatus>)) {
+    set_gauges(consumer, [f64::NAN; 3]);
+    statuses.iter().for_each(|status| set_messages(consumer, *status, f64::NAN));
 }
 
-fn set_gauges(tenant: &str, consumer: &str, figures: [f64; 4]) {
-    let [bytes, messages, bytes_per_day, bytes_in_30_days] = figures;
-    let labels = [("tenant", tenant.to_owned()), ("consumer", consumer.to_owned())];
+fn set_gauges((tenant, consumer): &NamedConsumer, figures: [f64; 3]) {
+    let [bytes, bytes_per_day, bytes_in_30_days] = figures;
+    let labels = [("tenant", tenant.clone()), ("consumer", consumer.clone())];
     metrics::gauge!("oncebox_storage_bytes", &labels).set(bytes);
-    metrics::gauge!("oncebox_storage_messages", &labels).set(messages);
     metrics::gauge!("oncebox_storage_growth_bytes_per_day", &labels).set(bytes_per_day);
     metrics::gauge!("oncebox_storage_forecast_bytes", &labels).set(bytes_in_30_days);
+}
+
+fn set_messages((tenant, consumer): &NamedConsumer, status: MessageStatus, messages: f64) {
+    let labels = [
+        ("tenant", tenant.clone()),
+        ("consumer", consumer.clone()),
+        ("status", status.to_string()),
+    ];
+    metrics::gauge!("oncebox_storage_messages", &labels).set(messages);
 }
 
 fn show_budget(tenant: &str, budget_bytes: f64) {

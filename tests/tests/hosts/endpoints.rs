@@ -203,7 +203,7 @@ fn policy(topic: &str) -> Result<Policy> {
 
 /// What could go wrong: a host dies after the provider has acted and before that is written down,
 /// and its successor asks under another key, so that the provider acts twice; an answer is lost
-/// with the host, or comes twice. S0-026, S1-007, S1-017, S1-038, S1-040, S1-042, S1-106.
+/// with the host, or comes twice. S0-026, S1-007, S1-017, S1-038, S1-040, S1-042, S1-106, S2-005.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_killed_at_any_step_of_a_request_leaves_the_provider_with_one_effect() {
     let points = OUTGOING_POINTS.iter().copied().filter(|point| *point != "outgoing:cancel:after");
@@ -245,7 +245,7 @@ async fn dies_at(point: &'static str) -> Result<()> {
     fixture.place(&more).await?;
     fixture.place(&orders).await?; // what comes again emits nothing
     fixture.wait_done().await.with_context(|| format!("seed {seed}"))?;
-    // S0-026, S1-007, S1-017, S1-038, S1-040, S1-042, S1-106.
+    // S0-026, S1-007, S1-017, S1-038, S1-040, S1-042, S1-106, S2-005.
     fixture.check().await.with_context(|| format!("seed {seed}"))?;
     one.stop().await?;
     other.stop().await

@@ -27,6 +27,7 @@ mod replay;
 mod retention;
 mod rights;
 mod sagas;
+mod samples;
 mod schema_registry;
 mod storage;
 mod tenant_moves;

@@ -351,7 +351,7 @@ fn policy(topic: &str) -> Result<Policy> {
 /// What could go wrong: an answer and a timer both end an order, or a repeated one ends it again;
 /// an order is charged and not shipped, or given up and not paid back; stock is lost or comes back
 /// twice, when a host dies between a provider's answer and its own note of it. S3-021, S1-054,
-/// S3-014.
+/// S3-014, S1-034.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_order_ends_once_and_the_provider_agrees_although_hosts_die() {
     let seed = u64::from(rand::random::<u32>());
@@ -401,7 +401,7 @@ async fn survive(seed: u64) -> Result<BTreeMap<String, usize>> {
     fixture.place(&first).await?; // what comes again starts no second process
     fixture.place_again(&first[0]).await?;
     fixture.wait_ended().await?;
-    // S3-021, S1-054, S3-014.
+    // S3-021, S1-054, S3-014, S1-034.
     let ends = fixture.check().await?;
     for host in &hosts {
         host.stop().await?;

@@ -39,7 +39,12 @@ async fn a_host_shows_sizes_and_its_alert_fires() {
     fixture.send(&Load::of([Work::Pay, Work::Pay, Work::Park])).await.unwrap();
     fixture.wait_settled().await.unwrap();
     let of = ["consumer=\"payments\""];
-    host.until_metric("oncebox_storage_messages", &of, 3.0).await.unwrap();
+    // S1-080.
+    for (status, messages) in [("completed", 2.0), ("parked", 1.0)] {
+        let status = format!("status=\"{status}\"");
+        let of = [of[0], status.as_str()];
+        host.until_metric("oncebox_storage_messages", &of, messages).await.unwrap();
+    }
     let bytes = host.metric("oncebox_storage_bytes", &of).await.unwrap();
     let per_day = host.metric("oncebox_storage_growth_bytes_per_day", &of).await.unwrap();
     let forecast = host.metric("oncebox_storage_forecast_bytes", &of).await.unwrap();
@@ -69,9 +74,23 @@ async fn a_host_shows_sizes_and_its_alert_fires() {
     rule_fires(tenant, &above, &within);
 
     limit("none").await;
+    let discard = ["inbox", "discard", "--all", "--because", "a test"];
+    let discard = [&discard[..], &["--tenant", tenant, "--consumer", "payments"]].concat();
+    fixture.ok(&discard).await.unwrap();
+    for (status, messages) in [("parked", 0.0), ("discarded", 1.0)] {
+        let status = format!("status=\"{status}\"");
+        let of = [of[0], status.as_str()];
+        host.until_metric("oncebox_storage_messages", &of, messages).await.unwrap();
+    }
     let delete = ["consumer", "delete", "payments", "--tenant", tenant, "--confirm", "payments"];
     fixture.ok(&delete).await.unwrap();
-    let shown = async || watched(&host).await;
+    let shown = async || {
+        let mut shown = watched(&host).await;
+        for series in host.samples("oncebox_storage_messages").await {
+            shown.insert(series, String::new());
+        }
+        shown
+    };
     wait::until(
         DEADLINE,
         Duration::from_millis(50),

@@ -119,6 +119,12 @@ async fn check(access: Access) {
     fixture.shows(&set(&[]), "the endpoint `pay` of tenant `acme` is as it was").await;
     fixture.shows(&set(&["--pause-ms", "100"]), "has other settings: pause_ms").await;
     fixture.shows(&set(&["--pause-ms", "100", "--json"]), "\"is_new\": false").await;
+    // That it may act twice is a choice, and its price is named.
+    let accepts = ["--url-file", "url", "--duplicates-accepted-by", "ops", "--because", "rare"];
+    let warning = "warning: endpoint `pay` may act twice on a message, which ops accepts: rare";
+    let said = fixture.cli.ok(&command("set", &[&accepts[..], &["--dry-run"]].concat())).await;
+    // S2-005.
+    assert!(said.contains(warning), "{said}");
     let list = ["endpoint", "list", "--tenant", "acme"];
     fixture.shows(&list, "recognised").await;
     fixture.shows(&[&list[..], &["--json"]].concat(), "\"header_names\": [").await;

@@ -5,6 +5,7 @@ use oncebox_api::{
     link::{path, with_query},
     wire::{ConsumerBody, DeploymentBody, InboxStats, ReplayBody},
 };
+use oncebox_model::policy::Policy;
 
 use crate::{
     actions, form,
@@ -90,9 +91,16 @@ fn figures(consumer: &ConsumerBody, stats: Option<&InboxStats>) -> Markup {
         ("To run", stats.map_or_else(dash, |stats| html! { (number(stats.pending)) })),
         ("Oldest of them", oldest),
         ("Refused as duplicates", duplicates),
+        ("Counts as one message", html! { (collapses(consumer)) }),
         ("Generation of deployments", html! { (consumer.generation) }),
         ("Since", time(consumer.created_at)),
     ])
+}
+
+/// Returns what the consumer takes for one message, whatever its event type.
+fn collapses(consumer: &ConsumerBody) -> Markup {
+    let identity = serde_json::from_value(consumer.policy["identity"].clone());
+    identity.map_or_else(|_| dash(), |identity| html! { (oncebox_model::collapses(&identity)) })
 }
 
 /// Returns the members of an object that are numbers.
@@ -228,6 +236,12 @@ fn forms(visit: &Visit, consumer: &ConsumerBody, replays: &[ReplayBody]) -> Mark
             }
         }
         h2 { "Policy" }
+        @if let Ok(policy) = serde_json::from_value::<Policy>(consumer.policy.clone()) {
+            details {
+                summary { "What it means" }
+                @for part in policy.explain() { p { (part) } }
+            }
+        }
         details { summary { "Show the policy" } pre { (pretty(&consumer.policy)) } }
     }
 }

@@ -13,7 +13,7 @@ mod sample;
 use std::{collections::BTreeMap, time::Duration};
 
 use chrono::{DateTime, Utc};
-use oncebox_model::error::InboxError;
+use oncebox_model::{MessageStatus, error::InboxError};
 use sqlx::{Connection, PgConnection};
 
 use self::{
@@ -67,6 +67,8 @@ pub struct ConsumerStorage {
     pub class: String,
     /// Messages in the inbox.
     pub messages: i64,
+    /// The same by status; one that no message has is missing.
+    pub messages_by_status: BTreeMap<MessageStatus, i64>,
     /// Bytes that they take.
     pub bytes: i64,
     /// Bytes a day that messages add, over the last `growth_days`.
@@ -136,7 +138,7 @@ struct MeasuredConsumer {
 /// The parts of all samples that belong to one consumer.
 #[derive(Debug, Default)]
 struct ConsumerSums {
-    messages: f64,
+    messages: BTreeMap<MessageStatus, f64>,
     bytes: f64,
     /// Bytes of the messages received within each growth window.
     added: [f64; GrowthWindow::ALL.len()],
@@ -220,7 +222,7 @@ fn by_tenant(
     for sample in samples {
         for share in sample.shares() {
             let of_consumer = sums.entry(share.consumer_id).or_default();
-            of_consumer.messages += share.messages;
+            *of_consumer.messages.entry(share.status).or_default() += share.messages;
             of_consumer.bytes += share.bytes;
             // What was received within a window was received within each longer one.
             for added in of_consumer.added.iter_mut().skip(share.window) {
@@ -252,11 +254,14 @@ impl MeasuredConsumer {
     fn storage(&self, sums: &ConsumerSums, of_class: &[SampledSpan]) -> ConsumerStorage {
         let window = GrowthWindow::of(of_class);
         let bytes_per_day = sums.added[window.index()] / window.days_of(self.age_days);
+        let messages_by_status: BTreeMap<_, _> =
+            sums.messages.iter().map(|(status, messages)| (*status, whole(*messages))).collect();
         let forecast = Forecast { bytes: sums.bytes, bytes_per_day, kept_days: self.kept_days };
         ConsumerStorage {
             consumer: self.consumer.clone(),
             class: self.class.clone(),
-            messages: whole(sums.messages),
+            messages: messages_by_status.values().sum(),
+            messages_by_status,
             bytes: whole(sums.bytes),
             bytes_per_day: whole(bytes_per_day),
             growth_days: window.days(),

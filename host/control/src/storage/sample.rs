@@ -1,7 +1,7 @@
 //! The sample of a time partition: some of its pages, read whole, and the share of each consumer.
 
 use chrono::{DateTime, Utc};
-use oncebox_model::error::InboxError;
+use oncebox_model::{MessageStatus, error::InboxError};
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::forecast::{GrowthWindow, SampledSpan};
@@ -53,11 +53,12 @@ pub(super) struct PartitionSample {
     rows: Vec<SampledRows>,
 }
 
-/// Rows of a sample that belong to one consumer and were received within one growth window, and in
-/// no shorter one.
+/// Rows of a sample that belong to one consumer, have one status and were received within one growth
+/// window, and in no shorter one.
 #[derive(Debug, sqlx::FromRow)]
 struct SampledRows {
     consumer_id: i32,
+    status: MessageStatus,
     /// Position of the window; the number of windows for what was received before all of them.
     growth_window: i32,
     messages: i64,
@@ -68,6 +69,7 @@ struct SampledRows {
 #[derive(Debug, PartialEq)]
 pub(super) struct ConsumerShare {
     pub(super) consumer_id: i32,
+    pub(super) status: MessageStatus,
     pub(super) window: usize,
     pub(super) messages: f64,
     pub(super) bytes: f64,
@@ -124,9 +126,9 @@ fn statement(table: &str, fraction: f64) -> String {
         format!("WHEN i.received_at > now() - interval '{days} days' THEN {index}")
     });
     format!(
-        "SELECT i.consumer_id, CASE {windows} ELSE {beyond} END AS growth_window, \
+        "SELECT i.consumer_id, i.status, CASE {windows} ELSE {beyond} END AS growth_window, \
             count(*) AS messages, sum({ROW_BYTES}::bigint + {columns})::bigint AS bytes \
-         FROM {table} i TABLESAMPLE SYSTEM ({percent}) REPEATABLE (0) GROUP BY 1, 2",
+         FROM {table} i TABLESAMPLE SYSTEM ({percent}) REPEATABLE (0) GROUP BY 1, 2, 3",
         windows = windows.join(" "),
         beyond = GrowthWindow::ALL.len(),
         columns = columns.join(" + "),
@@ -144,6 +146,7 @@ impl PartitionSample {
             (self.index_bytes / messages.max(1) as f64, self.table_bytes / bytes.max(1) as f64);
         self.rows.iter().map(move |rows| ConsumerShare {
             consumer_id: rows.consumer_id,
+            status: rows.status,
             window: usize::try_from(rows.growth_window).unwrap_or(0),
             messages: rows.messages as f64 / self.fraction,
             bytes: rows.messages as f64 * of_message + rows.bytes as f64 * of_byte,
@@ -181,7 +184,8 @@ mod tests {
     }
 
     fn rows(consumer_id: i32, growth_window: i32, messages: i64, bytes: i64) -> SampledRows {
-        SampledRows { consumer_id, growth_window, messages, bytes }
+        let status = MessageStatus::Completed;
+        SampledRows { consumer_id, status, growth_window, messages, bytes }
     }
 
     // What could go wrong: consumers together have more or less than the partition, or one with
@@ -193,6 +197,7 @@ mod tests {
         let shares: Vec<_> = sample.shares().collect();
         let share = |consumer_id, window, messages, bytes| ConsumerShare {
             consumer_id,
+            status: MessageStatus::Completed,
             window,
             messages,
             bytes,
