@@ -31,7 +31,7 @@ MINUTES_MAX = 45
 QUIET = ["docs", "shadow", "leases", "tenant_locks", "counted"]
 # They compare shares, latencies, pauses or memory.
 ALONE = ["fairness", "many_tenants", "at_rest", "hot_swap", "hostile"]
-# Each loads a processor by itself: two at a time.
+# Each has hosts or defects side by side of its own: two at a time.
 HEAVY = ["sabotage", "lifecycle", "upgrade"]
 # The longest first, so that none of them is left over at the end.
 LONGEST = [

@@ -86,6 +86,7 @@ pub struct ConsumerStorageBody {
     /// Messages in the inbox.
     pub messages: i64,
     /// The same by status; one that no message has is missing.
+    #[serde(default)] // a host of release 0.1.0 does not send it
     #[schema(value_type = BTreeMap<String, i64>)]
     pub messages_by_status: BTreeMap<MessageStatus, i64>,
     /// Bytes that they take: their share of the time partitions, with indexes.

@@ -1,5 +1,5 @@
-//! The inbox's handler of messages, as a component: each call in an instance of its own, and what its
-//! end means for the message.
+//! The inbox's handler of messages, as a component: each call in an instance of its own, and what
+//! its end means for the message.
 
 use std::sync::Arc;
 

@@ -66,8 +66,8 @@ async fn reports(
 
 /// Tenant and name of a consumer.
 type NamedConsumer = (String, String);
-/// Statuses that messages of a consumer had at some measurement, by consumer. One that none has any
-/// more is shown as 0.
+/// Statuses that a host shows of a consumer: `completed`, and those that messages had at some
+/// measurement. One that none has any more is shown as 0.
 type ShownStatuses = BTreeMap<NamedConsumer, BTreeSet<MessageStatus>>;
 
 /// The series that this host shows. Those of consumers and budgets that are no more end.
@@ -89,20 +89,31 @@ impl ShownStorage {
             }
             is_known
         });
+        // What ended comes first: a tenant that moved is in another database now.
+        for (database, report) in &reports {
+            let shown = self.consumers.entry(database.clone()).or_default();
+            let Some(report) = report else { continue };
+            let present: BTreeSet<(&str, &str)> = report
+                .tenants
+                .iter()
+                .flat_map(|of| of.consumers.iter().map(|it| (&*of.tenant, &*it.consumer)))
+                .collect();
+            shown
+                .extract_if(.., |(tenant, consumer), _| !present.contains(&(tenant, consumer)))
+                .for_each(|(consumer, statuses)| end((&consumer, &statuses)));
+        }
         for (database, report) in reports {
             let Some(report) = report else { continue };
             let shown = self.consumers.entry(database).or_default();
-            let mut before = std::mem::take(shown);
             for tenant in &report.tenants {
                 for storage in &tenant.consumers {
                     let consumer = (tenant.tenant.clone(), storage.consumer.clone());
-                    let mut statuses = before.remove(&consumer).unwrap_or_default();
+                    let statuses = shown.entry(consumer.clone()).or_default();
+                    statuses.insert(MessageStatus::Completed);
                     statuses.extend(storage.messages_by_status.keys());
-                    show(&consumer, storage, &statuses);
-                    shown.insert(consumer, statuses);
+                    show(&consumer, storage, statuses);
                 }
             }
-            before.iter().for_each(end);
         }
     }
 

@@ -36,13 +36,15 @@ async fn a_host_shows_sizes_and_its_alert_fires() {
     let options = Options { partitions: 1, static_members: false, ..Options::default() };
     let fixture = HostFixture::with(options).await.unwrap();
     let host = fixture.start("a", &QUICK).unwrap();
+    let completed = ["consumer=\"payments\"", "status=\"completed\""];
+    host.until_metric("oncebox_storage_messages", &completed, 0.0).await.unwrap();
     fixture.send(&Load::of([Work::Pay, Work::Pay, Work::Park])).await.unwrap();
     fixture.wait_settled().await.unwrap();
     let of = ["consumer=\"payments\""];
-    // S1-080.
     for (status, messages) in [("completed", 2.0), ("parked", 1.0)] {
         let status = format!("status=\"{status}\"");
         let of = [of[0], status.as_str()];
+        // S1-080.
         host.until_metric("oncebox_storage_messages", &of, messages).await.unwrap();
     }
     let bytes = host.metric("oncebox_storage_bytes", &of).await.unwrap();

@@ -235,7 +235,7 @@ async fn what_a_handler_is_given_is_what_came_however_often_it_runs() {
     }
 }
 
-/// What could go wrong: what is open is not counted, or what is done with is. S1-070, S1-080,
+/// What could go wrong: what is open is not counted, or what is done with is. S1-070,
 /// S2-003.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_open_is_counted_by_state_and_reason() {

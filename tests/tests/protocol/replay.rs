@@ -193,7 +193,7 @@ async fn each_kind_is_replayed_as_its_policy_allows() {
         replays.start("acme", kind, &start).await.unwrap();
         work_off(&host).await;
         let done = job(&fixture, &consumer, plan.replay_id).await;
-        // S1-056.
+        // S1-056, S1-116.
         assert_eq!((&*done.state, done.replayed), ("done", 1), "{kind}");
     }
     fixture.finish().await;

@@ -134,34 +134,36 @@ async fn a_page_shows_what_its_visitor_may_see() {
 
 /// What could go wrong: a person cannot see that an event that was produced twice is two messages.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_page_says_what_counts_as_one_message() {
+async fn a_page_says_what_a_policy_collapses() {
     let fixture = ApiFixture::new(Mode::Tokens, Limits::default()).await;
     let console = Console::new(&fixture);
     let admin = console.sign_in(&fixture.token_of("", Role::Admin)).await;
     let token = fixture.token_of("", Role::Admin);
-    for (name, identity, collapses, meaning) in [
+    for (name, dedup, identity, collapses, meaning) in [
         (
             "events",
+            "inbox",
             json!({}),
             "every delivery of one event, also when it was produced twice",
             "A message's id is CloudEvents `source` and `id` together; that collapses every",
         ),
         (
             "records",
+            "inbox",
             json!({ "id": ["position"] }),
             "redeliveries of one record",
             "that collapses redeliveries of one record.",
         ),
+        ("all", "off", json!({}), "nothing: each delivery has its effect", "has its effect again"),
     ] {
-        let policy =
-            json!({ "topics": ["oncebox.acme.t"], "ack": "after_commit", "identity": identity });
+        let policy = json!({ "topics": ["oncebox.acme.t"], "ack": "after_commit", "dedup": dedup, "identity": identity });
         let body = json!({ "name": name, "policy": policy }).to_string().into_bytes();
         let path = "/v1/tenants/acme/consumers";
         let created = fixture.send("POST", path, body, "application/json", Some(&token)).await;
         assert!(created.status.is_success(), "{created:?}");
         let shown = admin.get(&format!("/console/tenants/acme/consumers/{name}")).await.body;
         // S0-017.
-        let fact = format!("<dt>Counts as one message</dt><dd>{collapses}</dd>");
+        let fact = format!("<dt>Collapses</dt><dd>{collapses}</dd>");
         assert!(shown.contains(&fact), "{fact}: {shown}");
         assert!(shown.contains(meaning), "{meaning}: {shown}");
     }

@@ -97,7 +97,7 @@ async fn a_handler_of_batches_passes() {
         })
         .collect();
     assert!(odd.is_empty(), "{odd:#?}");
-    // All of its processes take what one compiled, and so does the next `verify`.
+    // The code is where the host keeps its own, for the next `verify`.
     let compiled: Vec<_> =
         std::fs::read_dir(cache).unwrap().map(|file| file.unwrap().path()).collect();
     assert!(

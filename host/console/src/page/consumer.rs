@@ -5,7 +5,7 @@ use oncebox_api::{
     link::{path, with_query},
     wire::{ConsumerBody, DeploymentBody, InboxStats, ReplayBody},
 };
-use oncebox_model::policy::Policy;
+use oncebox_model::policy::{Dedup, Policy};
 
 use crate::{
     actions, form,
@@ -91,16 +91,21 @@ fn figures(consumer: &ConsumerBody, stats: Option<&InboxStats>) -> Markup {
         ("To run", stats.map_or_else(dash, |stats| html! { (number(stats.pending)) })),
         ("Oldest of them", oldest),
         ("Refused as duplicates", duplicates),
-        ("Counts as one message", html! { (collapses(consumer)) }),
+        ("Collapses", collapses(consumer)),
         ("Generation of deployments", html! { (consumer.generation) }),
         ("Since", time(consumer.created_at)),
     ])
 }
 
-/// Returns what the consumer takes for one message, whatever its event type.
+/// Returns the deliveries that have one effect together, whatever their event type.
 fn collapses(consumer: &ConsumerBody) -> Markup {
-    let identity = serde_json::from_value(consumer.policy["identity"].clone());
-    identity.map_or_else(|_| dash(), |identity| html! { (oncebox_model::collapses(&identity)) })
+    match serde_json::from_value::<Policy>(consumer.policy.clone()) {
+        Ok(policy) if policy.dedup == Dedup::Off => {
+            html! { "nothing: each delivery has its effect" }
+        }
+        Ok(policy) => html! { (oncebox_model::collapses(&policy.identity)) },
+        Err(_) => dash(),
+    }
 }
 
 /// Returns the members of an object that are numbers.

@@ -53,8 +53,8 @@ pub(super) struct PartitionSample {
     rows: Vec<SampledRows>,
 }
 
-/// Rows of a sample that belong to one consumer, have one status and were received within one growth
-/// window, and in no shorter one.
+/// Rows of a sample that belong to one consumer, have one status and were received within one
+/// growth window, and in no shorter one.
 #[derive(Debug, sqlx::FromRow)]
 struct SampledRows {
     consumer_id: i32,

@@ -27,7 +27,7 @@ pub(crate) mod statements;
 // Reasons why a transaction ends without a commit.
 pub(crate) mod abort;
 // Failures recorded in a transaction of their own.
-mod record;
+mod failed;
 // The result of a committed transaction.
 pub(crate) mod settled;
 // The place of a message in a replay, and its end there.

@@ -177,7 +177,7 @@ impl ConsumerInbox {
     /// Runs one transaction: claim, handle, complete, commit. The messages that it returns as
     /// settled may be acked. The caller got the `admission`, the host's permission to have a
     /// transaction open.
-    pub(crate) async fn transact(
+    async fn transact(
         &self,
         admission: &Admission,
         batch: &[Routed],

@@ -1,4 +1,4 @@
-//! Rollback, savepoints, and the errors of the host's own statements.
+//! The host's own statements: rollback, savepoints, a transaction of one of them, and their errors.
 
 use oncebox_model::{
     error::InboxError,
