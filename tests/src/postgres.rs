@@ -20,11 +20,11 @@ impl Service for PrivatePostgres {
 
     fn start(dir: &Path) -> Result<Self> {
         // Nothing here outlives the machine, and hundreds of databases are made and dropped:
-        // without `fsync`, no checkpoint stalls everyone, and nothing ever reads full pages. Tests
-        // that crash a server start one of their own.
+        // without this, each checkpoint stalls everyone. Tests that crash a server start one of
+        // their own.
         // Many hosts at a time use it, of several test processes. The lock table stays as large.
         let options = PostgresOptions::new(dir).tcp(true).setting("fsync", "off");
-        let options = options.setting("full_page_writes", "off").setting("max_connections", "400");
+        let options = options.setting("max_connections", "400");
         Self::start(options.setting("max_locks_per_transaction", "128"))
     }
 
