@@ -118,7 +118,7 @@ pub(super) async fn run(api: &Api, command: ConsumerCommand, json: bool) -> Resu
                 return output::json(&consumer);
             }
             println!("consumer `{tenant}/{name}` created; it starts with its first deployment");
-            println!("collapses: {}", oncebox_model::collapses(&parsed.identity));
+            println!("collapses: {}", parsed.collapses());
             consumer.warnings.iter().for_each(|warning| println!("warning: {warning}"));
             if parsed.ack == Ack::AfterInsert {
                 println!(

@@ -61,7 +61,6 @@ pub mod hooks;
 pub use backlog::{Alert, Backlog, OpenMessages};
 pub use error::{Blame, InboxError};
 pub use handler::{SHADOW_DURATION_DEFAULT, Shadow};
-pub use identity::collapses;
 pub use meter::{Meter, Usage};
 pub use outcome::Disposition;
 pub use outgoing::{Outbox, Output};

@@ -7,7 +7,7 @@ use anyhow::Result;
 use oncebox_control::NewDeployment;
 use oncebox_model::{
     MessageStatus,
-    policy::{Ack, Collision, Dedup, NoRoute, Order, Policy},
+    policy::{Ack, Collision, Dedup, NoRoute, Order, Policy, Preset},
 };
 use oncebox_tests::{
     guests::{Emit, End, Step, component},
@@ -114,14 +114,17 @@ async fn a_sender_of_notifications_runs_as_written() {
     assert_eq!((*ack, *dedup, replay.allowed), (Ack::AfterInsert, Dedup::Inbox, false));
     assert_eq!((*no_route, *collision), (NoRoute::Park, Some(Collision::Park)));
     assert_eq!((alerts.pending_age_s, alerts.parked), (60, 1));
-    assert_eq!(policy.retry.attempts_max, 10);
+    let preset = Some(Preset::ExponentialJitter);
+    assert_eq!((policy.retry.attempts_max, policy.retry.preset), (10, preset));
     let keys: BTreeSet<_> = ids.iter().map(|id| derived_id(&tenant, NAME, id, 0)).collect();
     let ledger = provider.ledger();
     assert_eq!(ledger.keys().cloned().collect::<BTreeSet<_>>(), keys);
     assert!(ledger.values().all(|entry| entry.effects == 1), "{ledger:?}");
     assert_eq!(provider.faults(), Vec::<String>::new());
-    let noted: BTreeSet<_> = seen(&base).await.unwrap().into_iter().collect();
-    assert_eq!(noted, ids.iter().cloned().collect());
+    let (mut noted, mut expected) = (seen(&base).await.unwrap(), ids.clone());
+    noted.sort();
+    expected.sort();
+    assert_eq!(noted, expected);
     let (backlog, alerts) = base.control.messages().backlog(&tenant, NAME).await.unwrap();
     assert_eq!((backlog.messages(MessageStatus::Parked), backlog.pending()), (1, 0));
     let alerts: Vec<_> = alerts.iter().map(|alert| (alert.name, alert.value)).collect();

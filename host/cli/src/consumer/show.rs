@@ -42,7 +42,7 @@ pub(super) fn list(consumers: &[ConsumerBody], json: bool) -> Result<()> {
             policy.topics.join(","),
             consumer.policy["ack"].as_str().unwrap_or_default().to_owned(),
             consumer.generation.to_string(),
-            oncebox_model::collapses(&policy.identity).into_owned(),
+            policy.collapses().to_owned(),
         ]);
     }
     output::table(

@@ -5,7 +5,7 @@ use oncebox_api::{
     link::{path, with_query},
     wire::{ConsumerBody, DeploymentBody, InboxStats, ReplayBody},
 };
-use oncebox_model::policy::{Dedup, Policy};
+use oncebox_model::policy::Policy;
 
 use crate::{
     actions, form,
@@ -91,21 +91,15 @@ fn figures(consumer: &ConsumerBody, stats: Option<&InboxStats>) -> Markup {
         ("To run", stats.map_or_else(dash, |stats| html! { (number(stats.pending)) })),
         ("Oldest of them", oldest),
         ("Refused as duplicates", duplicates),
-        ("Collapses", collapses(consumer)),
+        ("Collapses", policy(consumer).map_or_else(dash, |policy| html! { (policy.collapses()) })),
         ("Generation of deployments", html! { (consumer.generation) }),
         ("Since", time(consumer.created_at)),
     ])
 }
 
-/// Returns the deliveries that have one effect together, whatever their event type.
-fn collapses(consumer: &ConsumerBody) -> Markup {
-    match serde_json::from_value::<Policy>(consumer.policy.clone()) {
-        Ok(policy) if policy.dedup == Dedup::Off => {
-            html! { "nothing: each delivery has its effect" }
-        }
-        Ok(policy) => html! { (oncebox_model::collapses(&policy.identity)) },
-        Err(_) => dash(),
-    }
+/// Returns the policy; none where this host cannot read it.
+fn policy(consumer: &ConsumerBody) -> Option<Policy> {
+    serde_json::from_value(consumer.policy.clone()).ok()
 }
 
 /// Returns the members of an object that are numbers.
@@ -241,7 +235,7 @@ fn forms(visit: &Visit, consumer: &ConsumerBody, replays: &[ReplayBody]) -> Mark
             }
         }
         h2 { "Policy" }
-        @if let Ok(policy) = serde_json::from_value::<Policy>(consumer.policy.clone()) {
+        @if let Some(policy) = policy(consumer) {
             details {
                 summary { "What it means" }
                 @for part in policy.explain() { p { (part) } }

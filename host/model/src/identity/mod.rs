@@ -2,8 +2,6 @@
 
 mod cloudevents;
 
-use std::borrow::Cow;
-
 use oncebox_registry::{Decoded, Decoder};
 use serde_json::Value;
 
@@ -256,15 +254,6 @@ pub fn is_by_position(
 ) -> bool {
     let id = if policy.scoped_by_event_type { unscoped(id) } else { id };
     record::is_position(id, topic, partition, offset)
-}
-
-/// Returns what deduplication by this policy collapses: all deliveries of one event, or only the
-/// deliveries of one record. Shown with the policy.
-pub fn collapses(policy: &IdentityPolicy) -> Cow<'static, str> {
-    match policy.id.first() {
-        Some(IdSource::Position) | None => "redeliveries of one record".into(),
-        Some(_) => "every delivery of one event, also when it was produced twice".into(),
-    }
 }
 
 #[cfg(test)]

@@ -5,8 +5,6 @@ use super::{
     PayloadPolicy, Policy, ReferencePolicy, ReferenceSource, Retention, Retry, Sequence,
     TypeSource, VersionSource, WireFormat,
 };
-use crate::identity::collapses;
-
 /// Steps of a ladder that are named one by one.
 const STEPS_SHOWN: u32 = 4;
 
@@ -128,7 +126,7 @@ impl Policy {
         format!(
             "A message's id is {id}{scope}; that collapses {}. Its event type is {kind}. A record \
                 without an id is parked with its bytes.",
-            collapses(identity)
+            self.collapses()
         )
     }
 

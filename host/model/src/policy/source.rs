@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{Dedup, Policy};
+
 /// The sources of a message's identity: ordered lists, of which the first source that yields a
 /// value wins.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -79,4 +81,18 @@ pub enum VersionSource {
     Header(String),
     /// A JSON pointer (RFC 6901) into the payload; the value is an integer, or its digits.
     JsonPointer(String),
+}
+
+impl Policy {
+    /// Returns the deliveries that have one effect together: all of one event, only those of one
+    /// record, or none. The same for every event type.
+    pub fn collapses(&self) -> &'static str {
+        match (self.dedup, self.identity.id.first()) {
+            (Dedup::Off, _) => "nothing: each delivery has its effect",
+            (Dedup::Inbox, Some(IdSource::Position) | None) => "redeliveries of one record",
+            (Dedup::Inbox, Some(_)) => {
+                "every delivery of one event, also when it was produced twice"
+            }
+        }
+    }
 }
