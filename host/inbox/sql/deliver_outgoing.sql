@@ -18,13 +18,8 @@
 -- was delivered before. `lost`: the lease is another relay's; nothing is changed. `no_consumer`:
 -- the database shows no such consumer of the tenant; nothing is changed.
 --
--- The steps are those of `claim` for the status `received`: the lock of the id, then the look in
--- all time partitions, then the insert, each in a statement of its own; and of a key the lock, then
--- the look. `claim` itself belongs to sessions that log in as the tenant, and those have no right
--- on outgoing messages.
---
--- The row of the consumer is locked against a change of its state, so that a message comes before a
--- deletion of its consumer, which removes it, or finds the deletion.
+-- `receive` stores the message. The consumer is looked for before the outgoing message is marked,
+-- and its row stays locked against a deletion from then on.
 CREATE OR REPLACE FUNCTION oncebox.deliver_outgoing(
     p_consumer int, p_message text, p_ordinal int, p_bucket timestamptz, p_epoch bigint,
     p_target int, p_id text, p_topic text, p_partition int, p_offset bigint, p_timestamp_ms bigint,
@@ -36,16 +31,9 @@ RETURNS TABLE (outcome text, delay_s double precision)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
     SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off AS $$
 DECLARE
-    v record;
-    v_status text := 'received';
+    v_received text;
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'deliveries need READ COMMITTED' USING ERRCODE = 'OB004';
-    END IF;
-    SELECT c.retention_class AS class,
-            date_bin(r.bucket, now(), '2000-01-03 00:00:00+00') AS bucket INTO v
-    FROM oncebox.consumer c
-    JOIN oncebox.retention_class r USING (retention_class)
+    PERFORM FROM oncebox.consumer c
     WHERE c.consumer_id = p_target AND c.state <> 'deleting' AND c.tenant_id = (
         SELECT e.tenant_id FROM oncebox.consumer e WHERE e.consumer_id = p_consumer)
     FOR SHARE OF c;
@@ -68,44 +56,9 @@ BEGIN
         RETURN;
     END IF;
 
-    PERFORM pg_advisory_xact_lock(p_target,
-        (hashtextextended(p_id, p_target::bigint) >> 32)::int);
-    PERFORM FROM oncebox.inbox i
-    WHERE i.consumer_id = p_target AND i.message_id = p_id AND i.retention_class = v.class LIMIT 1;
-    IF FOUND THEN
-        RETURN QUERY SELECT 'known', delay_s;
-        RETURN;
-    END IF;
-
-    -- Where another transaction holds the lock of the key, the message is `received`: the holder
-    -- may have looked already for the message to run next.
-    IF p_ordering IS NOT NULL
-            AND pg_try_advisory_xact_lock(-p_target, (p_ordering >> 32)::int) THEN
-        PERFORM FROM oncebox.inbox i
-        WHERE i.consumer_id = p_target AND i.retention_class = v.class
-          AND i.ordering_hash = p_ordering
-          AND i.ordering_position <= coalesce(p_sequence, i.ordering_position)
-          AND i.status NOT IN ('completed', 'skipped', 'discarded') LIMIT 1;
-        IF FOUND THEN
-            v_status := 'waiting';
-        END IF;
-    END IF;
-
-    INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, partition,
-        "offset", record_timestamp_ms, key, ordering_key, source, event_type, event_version,
-        content_type, trace_parent, status, attempts, next_attempt_at, payload, headers,
-        payload_hash, ordering_hash, ordering_position, sequence_version)
-    VALUES (p_target, p_id, v.class, v.bucket, p_topic, p_partition, p_offset, p_timestamp_ms,
+    SELECT r.outcome INTO v_received
+    FROM oncebox.receive(NULL, p_target, p_id, p_topic, p_partition, p_offset, p_timestamp_ms,
         p_key, p_ordering_key, p_source, p_event_type, p_event_version, p_content_type,
-        p_trace_parent, v_status, 0, CASE v_status WHEN 'received' THEN now() END, p_payload,
-        p_headers, p_hash, p_ordering,
-        CASE WHEN p_ordering IS NOT NULL
-            THEN coalesce(p_sequence, nextval('oncebox.ordering_place')) END,
-        CASE WHEN p_ordering IS NOT NULL THEN p_sequence END)
-    ON CONFLICT DO NOTHING;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION 'another session inserted the message despite its lock'
-            USING ERRCODE = '40001';
-    END IF;
-    RETURN QUERY SELECT 'new', delay_s;
+        p_trace_parent, p_hash, p_headers, p_payload, p_ordering, p_sequence) r;
+    RETURN QUERY SELECT v_received, delay_s;
 END $$;

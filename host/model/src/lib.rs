@@ -41,6 +41,8 @@ pub mod meter;
 pub mod backlog;
 // Statuses of messages, their reasons, and states that hosts show.
 pub mod status;
+// A rate of requests.
+pub mod token_bucket;
 // The limits of a tenant.
 pub mod tenant_limits;
 // The database and login of a tenant's sessions.

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_model::error::InboxError;
+use oncebox_model::{error::InboxError, token_bucket::TokenBucket};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::Instant,
@@ -20,7 +20,6 @@ use crate::{
     breaker::{Admission, Breaker, BreakerPhase},
     host::{EndpointBreakerState, RelayEndpoint, RelayHost},
     metric,
-    rate::TokenBucket,
 };
 
 /// Time for which settings are used. A change takes effect within it.
@@ -197,7 +196,7 @@ impl EndpointState {
             tenant: tenant.to_owned(),
             endpoint: endpoint.to_owned(),
             breaker: Mutex::default(),
-            bucket: Mutex::new(TokenBucket::new()),
+            bucket: Mutex::default(),
             used: Mutex::new(Instant::now()),
             transitions,
         }

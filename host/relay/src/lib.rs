@@ -158,8 +158,6 @@ mod answer;
 mod endpoints;
 // Circuit breakers of endpoints.
 mod breaker;
-// Rates of endpoints.
-mod rate;
 // The tenants and consumers, as the host's database has them now.
 mod directory;
 // Metrics.

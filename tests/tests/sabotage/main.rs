@@ -773,15 +773,15 @@ static DEFECTS: &[Defect] = &[
         sees: LOST,
         made: Made::Functions(&[
             (
-                "deliver_outgoing",
+                "receive",
                 "INSERT INTO oncebox.inbox (consumer_id,",
                 "BEGIN INSERT INTO oncebox.inbox (consumer_id,",
             ),
             (
-                "deliver_outgoing",
+                "receive",
                 "ON CONFLICT DO NOTHING;",
                 "ON CONFLICT DO NOTHING; EXCEPTION WHEN OTHERS THEN RETURN QUERY SELECT 'new', \
-                    delay_s; RETURN; END;",
+                    NULL::text, NULL::boolean; RETURN; END;",
             ),
         ]),
     },
@@ -1271,7 +1271,7 @@ async fn change(fixture: &InboxFixture, function: &str, from: &str, to: &str) {
         "version_of",
         "insert_outgoing",
         "mark_outgoing",
-        "deliver_outgoing",
+        "receive",
         "lease_outgoing",
     ]
     .contains(&function)

@@ -65,6 +65,7 @@ static TEXTS: &[&str] = texts![
     "outgoing_due",
     "lease_these_outgoing",
     "lease_outgoing",
+    "receive",
     "deliver_outgoing",
     "mark_outgoing",
     "reclaim_outgoing",

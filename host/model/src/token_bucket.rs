@@ -1,25 +1,20 @@
-//! The rate of requests to an endpoint: a token bucket that holds a second's worth.
+//! A rate, as a token bucket that holds a second's worth.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Tokens for requests to one endpoint, on this host.
-#[derive(Debug)]
-pub(crate) struct TokenBucket {
+/// Tokens for requests that have a rate together. A new bucket is full.
+#[derive(Debug, Default)]
+pub struct TokenBucket {
     tokens: f64,
     /// Moment for which they are counted; none before the first request.
     at: Option<Instant>,
 }
 
 impl TokenBucket {
-    /// Creates a full bucket.
-    pub(crate) fn new() -> Self {
-        Self { tokens: 0.0, at: None }
-    }
-
     /// Takes tokens for at most so many requests, and returns for how many.
-    pub(crate) fn take(&mut self, per_second: u32, most: usize, now: Instant) -> usize {
+    pub fn take(&mut self, per_second: u32, most: usize, now: Instant) -> usize {
         self.fill(per_second, now);
         let taken = (self.tokens.floor() as usize).min(most);
         self.tokens -= taken as f64;
@@ -27,12 +22,12 @@ impl TokenBucket {
     }
 
     /// Gives back tokens for requests that were not made.
-    pub(crate) fn give_back(&mut self, tokens: usize) {
+    pub fn give_back(&mut self, tokens: usize) {
         self.tokens += tokens as f64;
     }
 
     /// Returns the time until there is a token.
-    pub(crate) fn next_in(&self, per_second: u32) -> Duration {
+    pub fn next_in(&self, per_second: u32) -> Duration {
         let missing = (1.0 - self.tokens).max(0.0);
         Duration::from_secs_f64(missing / f64::from(per_second.max(1)))
     }
@@ -52,7 +47,7 @@ mod tests {
     // What could go wrong: more requests a second than the endpoint takes, or none ever again.
     #[test]
     fn a_second_has_as_many_requests_as_it_may() {
-        let (mut bucket, begin) = (TokenBucket::new(), Instant::now());
+        let (mut bucket, begin) = (TokenBucket::default(), Instant::now());
         assert_eq!(bucket.take(4, 3, begin), 3);
         assert_eq!(bucket.take(4, 3, begin), 1, "what is left of the first second");
         assert_eq!(bucket.take(4, 3, begin), 0);
