@@ -23,7 +23,7 @@ IDS = [f"{source}-{number:03}" for source, count in SOURCES.items() for number i
 # What only a page can show, since it asks for a sentence and for no behaviour.
 STATEMENTS = {"S0-033", "S0-043", "S0-044", "S1-032", "S1-033", "S1-063", "S2-019", "S2-020", "S3-009", "S3-014", "S3-018", "S4-022"}
 # What is not built yet, as the page calls it.
-CAPABILITIES = {"alerts", "ingest", "key versions", "other brokers"}
+CAPABILITIES = {"alerts", "key versions", "other brokers"}
 
 # `Running tests/protocol/main.rs (target/debug/deps/protocol-0123abcd)`
 SUITE = re.compile(r"^\s*Running (unittests )?.*/(\w+)-[0-9a-f]+\)$")

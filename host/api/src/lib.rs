@@ -24,6 +24,7 @@ mod handlers;
 mod horizon;
 mod hosts;
 mod inbox;
+mod ingress;
 mod jobs;
 mod lag;
 pub mod link;

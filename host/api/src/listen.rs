@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, body::Body};
+use axum::{Router, body::Body, http::Extensions};
 use bytes::Bytes;
 use hyper::{
     body::{Frame, Incoming, SizeHint},
@@ -48,9 +48,12 @@ const ALPN: &[u8] = b"\x08http/1.1";
 pub enum ListenError {
     /// An address that is taken, or not one of this machine.
     #[error(
-        "failed to listen on `{address}`; set `api.listen` (ONCEBOX_API_LISTEN) to a free address"
+        "failed to listen on `{address}`; set `{name}.listen` (ONCEBOX_{}_LISTEN) to a free address",
+        name.to_uppercase()
     )]
     Bind {
+        /// Section of the settings that has the address.
+        name: &'static str,
         /// The address.
         address: SocketAddr,
         /// The cause.
@@ -74,21 +77,22 @@ pub enum ListenError {
 
 /// A bound address.
 pub struct Listener {
+    /// Section of the settings that has the address, and label of its metrics.
+    name: &'static str,
     tcp: TcpListener,
     address: SocketAddr,
     tls: Option<SslAcceptor>,
-    mode: Mode,
 }
 
 impl Listener {
-    /// Binds an address; with a certificate and its key, for TLS. Without tokens, only a loopback
-    /// address.
+    /// Binds the address of the API; with a certificate and its key, for TLS. Without tokens, only
+    /// a loopback address.
     ///
     /// # Errors
     ///
     /// A [`ListenError`] for an address that is not permitted or cannot be bound, or for a
     /// certificate that cannot be used.
-    pub async fn bind(
+    pub async fn bind_api(
         address: SocketAddr,
         certificate: Option<(&Path, &Path)>,
         mode: Mode,
@@ -96,6 +100,21 @@ impl Listener {
         if mode == Mode::Open && !address.ip().is_loopback() {
             return Err(ListenError::OpenToOthers(address));
         }
+        Self::bind("api", address, certificate).await
+    }
+
+    /// Binds the address that a section of the settings has; with a certificate and its key, for
+    /// TLS.
+    ///
+    /// # Errors
+    ///
+    /// A [`ListenError`] for an address that cannot be bound, or for a certificate that cannot be
+    /// used.
+    pub async fn bind(
+        name: &'static str,
+        address: SocketAddr,
+        certificate: Option<(&Path, &Path)>,
+    ) -> Result<Self, ListenError> {
         let tls = certificate.map(|(certificate, key)| {
             let wrong = |source| ListenError::Certificate {
                 certificate: certificate.to_owned(),
@@ -104,10 +123,10 @@ impl Listener {
             };
             acceptor(certificate, key).map_err(wrong)
         });
-        let failed = |source| ListenError::Bind { address, source };
+        let failed = |source| ListenError::Bind { name, address, source };
         let tcp = TcpListener::bind(address).await.map_err(failed)?;
         let address = tcp.local_addr().map_err(failed)?;
-        Ok(Self { tcp, address, tls: tls.transpose()?, mode })
+        Ok(Self { name, tcp, address, tls: tls.transpose()? })
     }
 
     /// Returns the bound address, with its port.
@@ -127,15 +146,23 @@ impl Listener {
 
     /// Serves the API, and `pages` beside it, until `stop` is cancelled. Requests that run then have
     /// `grace` to end.
-    pub async fn serve(self, api: Api, pages: Router, stop: CancellationToken, grace: Duration) {
-        assert_eq!(api.mode(), self.mode, "the address was checked for another mode");
-        if self.tls.is_none() && !self.address.ip().is_loopback() {
+    pub async fn serve_api(
+        self,
+        api: Api,
+        pages: Router,
+        stop: CancellationToken,
+        grace: Duration,
+    ) {
+        let is_for_others = !self.address.ip().is_loopback();
+        assert!(api.mode() == Mode::Tokens || !is_for_others, "the address was checked");
+        if self.tls.is_none() && is_for_others {
             tracing::warn!(listen = %self.address, "API served without TLS to other \
                 machines, tokens can be read on the way; \
                 set `api.tls_certificate_file` and `api.tls_key_file`");
         }
         let router = crate::router(api.clone()).merge(pages);
-        let tasks = accept(self.tcp, self.tls, router, Connections::new("api"), stop, grace).await;
+        let connections = Connections::new(self.name);
+        let tasks = accept(self.tcp, self.tls, router, connections, stop, grace).await;
         let ending = async {
             tasks.wait().await;
             api.finish().await;
@@ -143,6 +170,21 @@ impl Listener {
         if timeout(grace, ending).await.is_err() {
             tracing::warn!("API requests left running after the grace period");
         }
+    }
+
+    /// Serves a router until `stop` is cancelled. Requests that run then have `grace` to end.
+    pub async fn serve(self, router: Router, stop: CancellationToken, grace: Duration) {
+        let connections = Connections::new(self.name);
+        let tasks = accept(self.tcp, self.tls, router, connections, stop, grace).await;
+        let _ = timeout(grace, tasks.wait()).await; // its sender asks again
+    }
+}
+
+/// Notes that a request comes from a sender that proved who it is. Its connection is not closed for
+/// another one while it is answered.
+pub fn note_authenticated(request: &Extensions) {
+    if let Some(connection) = request.get::<Arc<Connection>>() {
+        connection.authenticated();
     }
 }
 

@@ -17,8 +17,8 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use crate::{
     Api, archive, audit, auth::ROLE_KEY, changes, consumer_changes, consumers, databases,
     deployments, doctor, edit, endpoints, erase, error::ProblemDetails, export, handlers, horizon,
-    hosts, inbox, jobs, lag, migrations, outgoing, readiness, replays, retention, seek, shadows,
-    storage, stores, tenant_changes, tenant_moves, tenants, tokens, unmask, verifications,
+    hosts, inbox, ingress, jobs, lag, migrations, outgoing, readiness, replays, retention, seek,
+    shadows, storage, stores, tenant_changes, tenant_moves, tenants, tokens, unmask, verifications,
     versions, whoami,
 };
 
@@ -64,6 +64,8 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(changes::start_shadow))
         .routes(routes!(changes::roll_back))
         .routes(routes!(shadows::differences))
+        .routes(routes!(ingress::show, ingress::set, ingress::remove))
+        .routes(routes!(ingress::rotate))
         .merge(messages())
         .routes(routes!(tokens::list, tokens::create))
         .routes(routes!(tokens::revoke))

@@ -34,6 +34,7 @@ pub use crate::{
         HistoryEventBody, InboxAlert, InboxDetailBody, InboxOpen, InboxRowBody, InboxStats,
         MessageHistoryBody,
     },
+    ingress::{IngressSecretBody, IngressSecretChangeBody, NewIngressRotation, NewIngressSecret},
     jobs::{JobBody, JobEstimateBody, JobFilterBody, NewJobBody},
     lag::{LagBody, PartitionLagBody},
     migrations::{MigrationBody, NewMigrationBody},

@@ -3,6 +3,7 @@
 mod change;
 mod lag;
 mod readiness;
+mod secret;
 mod seek;
 mod show;
 mod wait;
@@ -45,6 +46,9 @@ pub(super) enum ConsumerCommand {
     /// A consumer's policy
     #[command(subcommand)]
     Policy(ConsumerPolicyCommand),
+    /// The secret by which the consumer knows the senders of messages over HTTP
+    #[command(subcommand)]
+    Secret(secret::SecretCommand),
     /// Answer the seven parts of the baseline from facts; fails where one is not met
     Readiness(readiness::ReadinessArgs),
     /// Show the records that its group has not acked, by partition
@@ -120,6 +124,12 @@ pub(super) async fn run(api: &Api, command: ConsumerCommand, json: bool) -> Resu
             println!("consumer `{tenant}/{name}` created; it starts with its first deployment");
             println!("collapses: {}", parsed.collapses());
             consumer.warnings.iter().for_each(|warning| println!("warning: {warning}"));
+            if parsed.ingress.is_some() {
+                println!(
+                    "it takes messages over HTTP once it has a secret: `oncebox consumer secret set \
+                        {name} --tenant {tenant}`"
+                );
+            }
             if parsed.ack == Ack::AfterInsert {
                 println!(
                     "warning: `after_insert` acks what has not run yet; the backlog is in the \
@@ -139,6 +149,7 @@ pub(super) async fn run(api: &Api, command: ConsumerCommand, json: bool) -> Resu
         ConsumerCommand::Policy(ConsumerPolicyCommand::Set(args)) => {
             change::set_policy(api, &args, json).await
         }
+        ConsumerCommand::Secret(command) => secret::run(api, command, json).await,
         ConsumerCommand::Readiness(args) => readiness::run(api, &args, json).await,
         ConsumerCommand::Lag(of) => lag::run(api, &of, json).await,
         ConsumerCommand::Pause(of) => change::state(api, &of, "pause", wait::For::Rest, json).await,

@@ -186,13 +186,13 @@ pub(super) async fn of_tenant(api: &Api, tenant: &str) -> Result<Vec<EndpointBod
 
 /// The files that hold secrets, of which one may be the standard input.
 #[derive(Default)]
-struct Inputs {
+pub(super) struct Inputs {
     is_stdin_read: bool,
 }
 
 impl Inputs {
     /// Reads a secret. It is no argument, which every process can read.
-    fn secret(&mut self, path: &Path) -> Result<String> {
+    pub(super) fn secret(&mut self, path: &Path) -> Result<String> {
         let text = if path == Path::new("-") {
             ensure!(!self.is_stdin_read, "the standard input can be only one of the secrets");
             self.is_stdin_read = true;

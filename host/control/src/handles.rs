@@ -79,6 +79,10 @@ pub struct TenantStores<'a>(pub(crate) &'a Control);
 #[derive(Clone, Copy)]
 pub struct Endpoints<'a>(pub(crate) &'a Control);
 
+/// Keeps the secrets by which consumers know the senders of messages over HTTP.
+#[derive(Clone, Copy)]
+pub struct Ingress<'a>(pub(crate) &'a Control);
+
 /// Erases what the inbox holds of the payloads of a data subject.
 #[derive(Clone, Copy)]
 pub struct Erasures<'a>(pub(crate) &'a Control);
@@ -136,6 +140,11 @@ impl Control {
     /// Returns the handle of endpoints.
     pub fn endpoints(&self) -> Endpoints<'_> {
         Endpoints(self)
+    }
+
+    /// Returns the handle of messages over HTTP.
+    pub fn ingress(&self) -> Ingress<'_> {
+        Ingress(self)
     }
 
     /// Returns the handle of jobs.

@@ -42,6 +42,8 @@ mod storage;
 mod stores;
 // Endpoints outside, to which handlers send.
 mod endpoints;
+// Messages over HTTP: secrets, and the consumers that take them.
+mod ingress;
 // The erasure of the payloads of a data subject.
 mod erasure;
 // Checks on the live database that tenants are kept apart.
@@ -98,13 +100,17 @@ pub use endpoints::{
 };
 pub use erasure::{ErasedCount, ErasureProgress, ErasureProof, ErasureRequest, ErasureTarget};
 pub use handles::{
-    Archive, Audit, Consumers, Deployments, Doctor, Endpoints, Erasures, Hosts, Jobs, Messages,
-    OutgoingMessages, Reconciliation, Replays, Retention, Shadows, Storage, TenantDatabases,
-    TenantStores, Tenants, Tokens, Versions,
+    Archive, Audit, Consumers, Deployments, Doctor, Endpoints, Erasures, Hosts, Ingress, Jobs,
+    Messages, OutgoingMessages, Reconciliation, Replays, Retention, Shadows, Storage,
+    TenantDatabases, TenantStores, Tenants, Tokens, Versions,
 };
 pub use hosts::{
     ConsumerStatus, Duplicates, Host, HostConsumerStatus, HostProgress, Progress, RunState,
     VersionBreaker,
+};
+pub use ingress::{
+    open::IngressRow,
+    secret::{IngressSecret, IngressSecretChange},
 };
 pub use jobs::{
     JobAction,

@@ -40,6 +40,8 @@ pub mod consumer;
 mod retention;
 // The relay's access to this host.
 mod outgoing;
+// Messages over HTTP.
+mod ingress;
 // Jobs: actions of operators on many messages.
 mod jobs;
 // The size of inboxes, as metrics.

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use metrics_exporter_prometheus::PrometheusHandle;
-use oncebox_api::Limits;
+use oncebox_api::{Limits, listen::Listener};
 use oncebox_control::{Control, DatabaseLabel, MigrationPlan, schema};
 use oncebox_kafka::Drained;
 use oncebox_model::InboxError;
@@ -21,7 +21,7 @@ use crate::{
     brokers::BrokerAccess,
     compile::{Compilations, Uploads},
     context::HostContext,
-    http, jobs,
+    http, ingress, jobs,
     reconcile::Supervisor,
     retention, startup, storage,
     telemetry::push,
@@ -66,13 +66,10 @@ async fn work_until(
     let brokers = startup::brokers(kafka.properties())?;
     let listener = http::bind(config.http.listen).await?;
     let address = listener.local_addr()?;
-    let api_listener = oncebox_api::listen::Listener::bind(
-        config.api.listen,
-        config.api.certificate()?,
-        config.api.mode,
-    )
-    .await?;
+    let api_listener =
+        Listener::bind_api(config.api.listen, config.api.certificate()?, config.api.mode).await?;
     let api_url = api_listener.url();
+    let ingress_listener = ingress::bind(&config.ingress).await?;
     let runtime = runtime(config)?;
     let (decoder, oidc) = (config.schema_registry.decoder()?, config.oidc.options()?);
     let (readiness, ready) = watch::channel(Err("starting".to_owned()));
@@ -101,9 +98,12 @@ async fn work_until(
     } else {
         axum::Router::new()
     };
-    let api_serving = tokio::spawn(api_listener.serve(api, pages, http_stop.clone(), API_GRACE));
+    let api_serving =
+        tokio::spawn(api_listener.serve_api(api, pages, http_stop.clone(), API_GRACE));
     let host = HostContext::new(config, control, components, kafka, decoder, scrapes);
     let background = background(config, &host);
+    let taking = ingress_listener
+        .map(|listener| tokio::spawn(ingress::serve(listener, &host, stop.clone())));
     let working = tokio::spawn(jobs::keep(
         host.control.clone(),
         host.owner.clone(),
@@ -115,6 +115,9 @@ async fn work_until(
         serves", env!("CARGO_PKG_VERSION"));
     let drained = supervisor.run(stop, Duration::from_millis(config.shutdown.drain_ms)).await;
     drop(background);
+    if let Some(taking) = taking {
+        ended_within(2 * ingress::GRACE, taking).await?;
+    }
     // Else the leases run out.
     ended_within(JOBS_GRACE, working).await?;
     http_stop.cancel();

@@ -14,6 +14,7 @@ mod fairness;
 mod horizon;
 mod hostile;
 mod hot_swap;
+mod ingress;
 mod lifecycle;
 mod many_tenants;
 mod observed;

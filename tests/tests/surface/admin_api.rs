@@ -317,7 +317,7 @@ async fn with_a_certificate_everything_is_encrypted() {
         "plain text on the port of TLS"
     );
     assert!(silent.await.unwrap() < Duration::from_secs(20), "a silent client is kept for ever");
-    let wrong = oncebox_api::listen::Listener::bind(
+    let wrong = oncebox_api::listen::Listener::bind_api(
         "127.0.0.1:0".parse().unwrap(),
         Some((&certificate.certificate, &certificate.certificate)),
         Mode::Tokens,
@@ -356,7 +356,8 @@ async fn without_tokens_only_this_machine_is_answered() {
     let said = server.talk(request("GET", "/v1/whoami", &[("host", &own)], "").as_bytes()).await;
     assert!(said.starts_with("HTTP/1.1 200") && said.contains("\"admin\""), "{said}");
     let others =
-        oncebox_api::listen::Listener::bind("0.0.0.0:0".parse().unwrap(), None, Mode::Open).await;
+        oncebox_api::listen::Listener::bind_api("0.0.0.0:0".parse().unwrap(), None, Mode::Open)
+            .await;
     assert!(others.err().expect("not for others").to_string().contains("loopback"));
     server.stop().await;
     fixture.finish().await;

@@ -26,7 +26,7 @@ static CHECK: LazyLock<PathBuf> = LazyLock::new(|| {
 });
 
 /// Settings of the host that other values of the chart decide, or that hold a secret.
-const NOT_IN_CONFIG: [&str; 11] = [
+const NOT_IN_CONFIG: [&str; 14] = [
     "database.url",
     "databases.url",
     "kafka.brokers",
@@ -37,15 +37,21 @@ const NOT_IN_CONFIG: [&str; 11] = [
     "api.listen",
     "api.tls_certificate_file",
     "api.tls_key_file",
+    "ingress.listen",
+    "ingress.tls_certificate_file",
+    "ingress.tls_key_file",
     "shutdown.drain_ms",
 ];
 
 /// Variables of the host that are no secrets, so that their values stand in the manifest.
-const PLAIN_VARIABLES: [&str; 5] = [
+const PLAIN_VARIABLES: [&str; 8] = [
     "ONCEBOX_HTTP_LISTEN",
     "ONCEBOX_API_LISTEN",
     "ONCEBOX_API_TLS_CERTIFICATE_FILE",
     "ONCEBOX_API_TLS_KEY_FILE",
+    "ONCEBOX_INGRESS_LISTEN",
+    "ONCEBOX_INGRESS_TLS_CERTIFICATE_FILE",
+    "ONCEBOX_INGRESS_TLS_KEY_FILE",
     "ONCEBOX_RUNTIME_CACHE_DIR",
 ];
 
@@ -237,6 +243,7 @@ fn everything() -> Value {
         "masterKey": { "previousSecret": { "name": "oncebox-old-key" } },
         "kafka": { "propertiesSecret": { "name": "kafka-properties" } },
         "api": { "tlsSecret": "api-tls" },
+        "ingress": { "enabled": true, "tlsSecret": "ingress-tls" },
         "secretEnv": {
             "ONCEBOX_SCHEMA_REGISTRY_PASSWORD": { "name": "registry", "key": "password" },
         },
@@ -245,6 +252,7 @@ fn everything() -> Value {
         "networkPolicy": {
             "metricsFrom": [{ "podSelector": {} }],
             "apiFrom": [{ "podSelector": {} }],
+            "ingressFrom": [{ "podSelector": {} }],
             "egress": [{}],
         },
     })

@@ -316,7 +316,7 @@ async fn a_configuration_that_cannot_work_is_named() {
             "section.toml",
             "[databas]\n",
             "line 1: unknown field `databas`, expected one of `database`, `databases`, `kafka`, \
-                `schema_registry`, `keys`, `runtime`, `http`, `api`, `oidc`, `log`, \
+                `schema_registry`, `keys`, `runtime`, `http`, `api`, `ingress`, `oidc`, `log`, \
                 `telemetry`, `retention`, `archive`, `references`, `http_destinations`, `storage`, `shutdown`",
         ),
         (
@@ -665,7 +665,7 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
         &base("kafkaa = 1"),
         "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, \
         `order`, `sequence`, `dedup`, `inbox`, `light`, `retention`, `factors`, `effects`, `payload`, `masking`, `collision`, \
-        `no_route`, `wire_format`, `identity`, `reference`, `schemas`, `batch`, `retry`, \
+        `no_route`, `wire_format`, `identity`, `ingress`, `reference`, `schemas`, `batch`, `retry`, \
         `dead_letters`, `replay`, `breaker`, `limits`, `outgoing`, `alerts`, \
         `kafka`",
     )

@@ -303,12 +303,13 @@ macro_rules! pages {
 pages! { verify: VERIFY versions: VERSIONS languages: LANGUAGES benchmark: BENCHMARK }
 
 /// Pages with a block that is no session: forms of commands, each to be given alone.
-const FORMS: [&str; 11] = [
+const FORMS: [&str; 12] = [
     "docs/archive.md",
     "docs/consumers.md",
     "docs/endpoints.md",
     "docs/erase.md",
     "docs/inbox.md",
+    "docs/ingress.md",
     "docs/jobs.md",
     "docs/outgoing.md",
     "docs/policy.md",

@@ -108,10 +108,13 @@ impl Tenants<'_> {
             reseal_move(&mut tx, &keys, new, tenant).await?;
             let endpoints = self.0.endpoints();
             let is_new_for_endpoints = endpoints.seal_anew(&mut tx, &keys, new, tenant).await?;
+            let ingress = self.0.ingress();
+            let is_new_for_ingress = ingress.seal_anew(&mut tx, &keys, new, tenant).await?;
             if Some(&credentials) == tenant.credentials.as_ref()
                 && database_url == tenant.database_url
                 && !is_new_for_stores
                 && !is_new_for_endpoints
+                && !is_new_for_ingress
             {
                 rotation.unchanged += 1;
                 continue;

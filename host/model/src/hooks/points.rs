@@ -42,6 +42,9 @@ pub const OUTGOING_POINTS: &[&str] = &[
     "outgoing:mark:after",
 ];
 
+/// Every fail point of a message over HTTP, before those of its run.
+pub const INGRESS_POINTS: &[&str] = &["ingress:commit:before", "ingress:commit:after"];
+
 /// Every fail point of a replay, in the order in which a job and its messages pass them.
 pub const REPLAY_POINTS: &[&str] = &[
     "replay:lease:after",
@@ -151,6 +154,7 @@ pub(super) fn is_known(name: &str) -> bool {
     [
         POINTS,
         OUTGOING_POINTS,
+        INGRESS_POINTS,
         REPLAY_POINTS,
         REFERENCE_POINTS,
         CHANGE_POINTS,

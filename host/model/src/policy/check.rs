@@ -1,9 +1,9 @@
 //! The checks of a policy. All problems are reported at once.
 
 use super::{
-    Ack, BATCH_MESSAGES_MAX, Collision, DeadLetters, Dedup, IdSource, KeySource, Order,
-    PastHorizon, PayloadPolicy, Policy, ReferenceSource, TypeSource, VersionSource, WATCHED_MAX,
-    WireFormat, retry::LEASE_ROOM_MS, schemas,
+    Ack, BATCH_MESSAGES_MAX, Collision, DeadLetters, Dedup, IdSource, IngressPolicy, KeySource,
+    Order, PastHorizon, PayloadPolicy, Policy, ReferenceSource, TypeSource, VersionSource,
+    WATCHED_MAX, WireFormat, retry::LEASE_ROOM_MS, schemas,
 };
 use crate::{error::InboxError, problem::Problem};
 
@@ -179,7 +179,8 @@ impl Policy {
             ("kafka.prefetch_messages", kafka.prefetch_messages as u64, 100_000),
             ("kafka.prefetch_bytes", kafka.prefetch_bytes as u64, 1 << 30),
         ];
-        for (key, value, most) in ranges {
+        let of_ingress = self.ingress.iter().flat_map(IngressPolicy::ranges);
+        for (key, value, most) in ranges.into_iter().chain(of_ingress) {
             if value == 0 {
                 found.push(PolicyProblem::new(key, format!("`{key}` is 0; it must be at least 1")));
             } else if value > most {
@@ -227,9 +228,11 @@ impl Policy {
             ReferenceSource::Header(name) => ("reference.source", name, header),
             ReferenceSource::JsonPointer(to) => ("reference.source", to, pointer),
         });
+        let own_type = self.ingress.as_ref().and_then(|ingress| ingress.event_type.as_ref());
+        let own_type = own_type.map(|text| ("ingress.event_type", text, EVENT_TYPE_BYTES_MAX));
         let schemas =
             self.schemas.keys().map(|event_type| ("schemas", event_type, EVENT_TYPE_BYTES_MAX));
-        let sources = ids.chain(types).chain(key).chain(version).chain(reference);
+        let sources = ids.chain(types).chain(key).chain(version).chain(reference).chain(own_type);
         for (key, text, most) in sources.chain(schemas) {
             let is_known = found.iter().any(|problem| problem.key == key);
             if !is_known && (text.len() > most || text.chars().any(char::is_control)) {
@@ -255,6 +258,7 @@ impl Policy {
             .identity_rules()
             .into_iter()
             .chain(self.light_rules())
+            .chain(self.ingress_rules())
             .chain(self.failure_rules(&lease));
         for (key, _, text) in rules.filter(|(_, is_broken, _)| *is_broken) {
             // A key that is wrong by itself is reported once.
@@ -346,6 +350,38 @@ impl Policy {
                 "light.result",
                 !is_light && self.light.result,
                 "`light.result` needs `inbox = \"light\"`: a full row keeps the result in any case",
+            ),
+        ]
+    }
+
+    /// Returns the rules between messages over HTTP and what else the policy says, as
+    /// [`Self::identity_rules`] does.
+    fn ingress_rules(&self) -> [(&'static str, bool, &'static str); 4] {
+        let is_there = self.ingress.is_some();
+        let ingress = self.ingress.as_ref();
+        [
+            (
+                "ingress",
+                is_there && self.dedup == Dedup::Off,
+                "`ingress` needs `dedup = \"inbox\"`: what comes over HTTP is stored in the inbox \
+                    before it is answered",
+            ),
+            (
+                "ingress",
+                is_there && self.wire_format == WireFormat::Confluent,
+                "`ingress` needs `wire_format = \"plain\"`: the body of a request names no schema \
+                    of a registry",
+            ),
+            (
+                "ingress.event_type",
+                ingress.is_some_and(|it| it.event_type.as_ref().is_some_and(String::is_empty)),
+                "`ingress.event_type` is empty; leave it out to refuse requests without a type",
+            ),
+            (
+                "ingress.body_bytes_max",
+                ingress.is_some_and(|it| it.body_bytes_max > self.limits.payload_bytes_max),
+                "`ingress.body_bytes_max` is over `limits.payload_bytes_max`: what is larger than \
+                    that is not kept",
             ),
         ]
     }

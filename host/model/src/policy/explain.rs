@@ -65,6 +65,7 @@ impl Policy {
             self.breaks(),
             self.alerts(),
         ];
+        parts.extend(self.ingress.as_ref().map(|ingress| ingress.explain(self)));
         parts.extend(self.masking.explain());
         parts.extend(self.outgoing.explain());
         parts.extend(self.replay.explain());
@@ -375,7 +376,7 @@ impl Policy {
 }
 
 impl IdSource {
-    fn explain(&self) -> String {
+    pub(super) fn explain(&self) -> String {
         match self {
             Self::Header(name) => format!("the header `{name}`"),
             Self::Cloudevents => "CloudEvents `source` and `id` together".to_owned(),

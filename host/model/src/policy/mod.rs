@@ -16,6 +16,8 @@ mod retry;
 mod limits;
 // The bounds at which open messages become an alert.
 mod alerts;
+// The rules for messages over HTTP.
+mod ingress;
 // The rules for messages that handlers send.
 mod outgoing;
 // The rules for reading records again, and for replays.
@@ -65,6 +67,10 @@ pub use self::{
     factors::{EffectRisk, Factors, MARGIN},
     horizon::{Horizon, HorizonVerdict, MemoryFacts, Redelivery},
     horizon_input::{HorizonInput, RetentionFactor, TimeSpan},
+    ingress::{
+        INGRESS_TOPIC, INGRESS_TYPE_HEADER, IngressPolicy, PUBLIC_PREFIX, SYMMETRIC_PREFIX,
+        SecretFault, Verification,
+    },
     light::{LightRows, RowForm},
     limits::{Limits, OF_CONSUMER},
     masking::{Masking, UnmaskRole},
@@ -134,6 +140,9 @@ pub struct Policy {
     /// Sources of id, event type and ordering key.
     #[serde(default)]
     pub identity: IdentityPolicy,
+    /// Messages over HTTP; none where they come by Kafka alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ingress: Option<IngressPolicy>,
     /// References of messages to payloads that the host fetches; none where payloads stand in the
     /// messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -387,15 +396,20 @@ mod tests {
             }\ncollision = 'ignore'\nreference = { store = 's', source = { header = 'r' } \
             }\noutgoing = { on_parked = 'stop' }\nmasking = { fields = ['/a'], headers = ['h'], key = \
             true, role = 'operator' }";
-        let policy =
-            serde_json::to_value(Policy::parse(policy).expect("a policy")).expect("a value");
+        // What cannot stand beside the other keys.
+        let over_http = "topics = ['t']\nack = 'after_commit'\ningress = { verify = 'bearer', \
+            event_type = 'e' }";
         let mut keys = Vec::new();
-        for (name, value) in policy.as_object().expect("a table") {
-            match value.as_object() {
-                Some(members) => {
-                    keys.extend(members.keys().map(|member| format!("{name}.{member}")))
+        for text in [policy, over_http] {
+            let policy = Policy::parse(text).expect("a policy");
+            let policy = serde_json::to_value(policy).expect("a value");
+            for (name, value) in policy.as_object().expect("a table") {
+                match value.as_object() {
+                    Some(members) => {
+                        keys.extend(members.keys().map(|member| format!("{name}.{member}")))
+                    }
+                    None => keys.push(name.clone()),
                 }
-                None => keys.push(name.clone()),
             }
         }
         assert!(keys.len() > 40, "{keys:?}");

@@ -69,15 +69,40 @@ impl Default for ApiSettings {
 impl ApiSettings {
     /// Returns the certificate and its key. One without the other is an error.
     pub fn certificate(&self) -> Result<Option<(&Path, &Path)>> {
-        match (&self.tls_certificate_file, &self.tls_key_file) {
-            (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
-            (None, None) => Ok(None),
-            (Some(_), None) => bail!(
-                "`api.tls_certificate_file` is set and `api.tls_key_file` is not; TLS needs both"
-            ),
-            (None, Some(_)) => bail!(
-                "`api.tls_key_file` is set and `api.tls_certificate_file` is not; TLS needs both"
-            ),
-        }
+        pair("api", self.tls_certificate_file.as_deref(), self.tls_key_file.as_deref())
     }
+}
+
+/// `[ingress]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct IngressSettings {
+    /// Address at which messages over HTTP come; none for a host that takes none.
+    pub listen: Option<SocketAddr>,
+    /// File with the certificate and those that signed it, PEM.
+    pub tls_certificate_file: Option<PathBuf>,
+    /// File with the certificate's private key, PEM.
+    pub tls_key_file: Option<PathBuf>,
+}
+
+impl IngressSettings {
+    /// Returns the certificate and its key. One without the other is an error.
+    pub fn certificate(&self) -> Result<Option<(&Path, &Path)>> {
+        pair("ingress", self.tls_certificate_file.as_deref(), self.tls_key_file.as_deref())
+    }
+}
+
+/// Returns a certificate and its key, which a section has both or neither of.
+fn pair<'p>(
+    section: &str,
+    certificate: Option<&'p Path>,
+    key: Option<&'p Path>,
+) -> Result<Option<(&'p Path, &'p Path)>> {
+    let (has, lacks) = match (certificate, key) {
+        (Some(certificate), Some(key)) => return Ok(Some((certificate, key))),
+        (None, None) => return Ok(None),
+        (Some(_), None) => ("tls_certificate_file", "tls_key_file"),
+        (None, Some(_)) => ("tls_key_file", "tls_certificate_file"),
+    };
+    bail!("`{section}.{has}` is set and `{section}.{lacks}` is not; TLS needs both")
 }

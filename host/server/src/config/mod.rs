@@ -18,7 +18,7 @@ mod telemetry;
 
 pub use archive::ArchiveSettings;
 pub use database::{DatabaseSettings, NamedDatabaseSettings};
-pub use http::{ApiSettings, HttpSettings};
+pub use http::{ApiSettings, HttpSettings, IngressSettings};
 pub use http_destinations::HttpDestinationSettings;
 pub use kafka::KafkaSettings;
 pub use keys::KeySettings;
@@ -65,6 +65,8 @@ pub struct Config {
     pub http: HttpSettings,
     /// The address and the certificate of the API.
     pub api: ApiSettings,
+    /// The address at which messages over HTTP come.
+    pub ingress: IngressSettings,
     /// The identity provider of the console.
     pub oidc: OidcSettings,
     /// The form and the level of log lines.
@@ -278,6 +280,7 @@ mod tests {
         default.telemetry.endpoint = config.telemetry.endpoint.clone();
         default.schema_registry = config.schema_registry.clone();
         default.oidc = config.oidc.clone();
+        default.ingress = config.ingress.clone();
         assert_eq!(format!("{config:?}"), format!("{default:?}"));
         for (section, key, variable) in super::environment::OVERRIDES {
             assert!(

@@ -54,6 +54,7 @@ impl Step {
 }
 
 const CONSUMER: &str = "/v1/tenants/{tenant}/consumers/{consumer}";
+const INGRESS_SECRET: &str = "/v1/tenants/{tenant}/consumers/{consumer}/ingress-secret";
 const ENDPOINT: &str = "/v1/tenants/{tenant}/endpoints/{endpoint}";
 
 /// The token of the plan that the fixture has inserted.
@@ -125,7 +126,8 @@ pub fn steps(fixture: &ApiFixture) -> Vec<Step> {
     const DEPLOYMENT: &str =
         "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}";
     const CANARIES: &str = "/v1/tenants/{tenant}/consumers/{consumer}/canaries";
-    let policy = json!({ "topics": ["oncebox.acme.t"], "ack": "after_commit" });
+    let ingress = json!({ "verify": "bearer" });
+    let policy = json!({ "topics": ["oncebox.acme.t"], "ack": "after_commit", "ingress": ingress });
     vec![
         get("/openapi.json"),
         get("/v1/whoami"),
@@ -267,6 +269,13 @@ pub fn steps(fixture: &ApiFixture) -> Vec<Step> {
                 json!({ "policy": policy, "accept": true }),
             )
         },
+        Step { method: "PUT", ..post(INGRESS_SECRET, json!({})) },
+        get(INGRESS_SECRET),
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/ingress-secret/rotate",
+            json!({ "secret": "0123456789abcdef0123456789abcdef" }),
+        ),
+        delete(INGRESS_SECRET),
         delete(CONSUMER),
         get("/v1/tokens"),
         post("/v1/tokens", json!({ "name": "someone", "role": "viewer" })),

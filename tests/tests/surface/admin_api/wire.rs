@@ -108,12 +108,13 @@ impl Server {
         pages: axum::Router,
     ) -> Self {
         let files = certificate.map(|c| (c.certificate.as_path(), c.key.as_path()));
-        let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), files, fixture.api.mode())
-            .await
-            .expect("a listener");
+        let listener =
+            Listener::bind_api("127.0.0.1:0".parse().unwrap(), files, fixture.api.mode())
+                .await
+                .expect("a listener");
         let (address, stop) = (listener.address(), CancellationToken::new());
         let (api, grace) = (fixture.api.clone(), Duration::from_secs(5));
-        let serving = tokio::spawn(listener.serve(api, pages, stop.clone(), grace));
+        let serving = tokio::spawn(listener.serve_api(api, pages, stop.clone(), grace));
         Self { address, stop, serving }
     }
 

@@ -6,6 +6,8 @@
 use std::{
     collections::BTreeMap,
     fs::{self, Permissions},
+    io::{BufRead, BufReader, Write},
+    net::TcpStream,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -22,6 +24,7 @@ use oncebox_tests::{
     temp_dir::TempDir,
     wait::{self, DEADLINE},
 };
+use openssl::ssl::{SslConnector, SslMethod};
 use serde_json::{Value, json};
 
 use super::{at, everything, field, manifest, merge, render};
@@ -212,6 +215,21 @@ fn certificate(dir: &Path) -> BTreeMap<&'static str, String> {
     BTreeMap::from([read("tls.crt"), read("tls.key")])
 }
 
+/// Posts a message to a consumer that is not there, over TLS with a server that has this
+/// certificate. Returns the first line of the answer.
+fn post_message(port: u16, certificate: &Path) -> String {
+    let mut builder = SslConnector::builder(SslMethod::tls_client()).unwrap();
+    builder.set_ca_file(certificate).unwrap();
+    let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    let mut stream = builder.build().connect("localhost", stream).unwrap();
+    let request = "POST /in/acme/hooks HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n[]";
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    line.trim_end().to_owned()
+}
+
 /// Runs the Job, then the pod of the Deployment until each probe has succeeded, does something with
 /// the host, and ends it.
 async fn check(
@@ -231,6 +249,7 @@ async fn check(
         "kafka": { "brokers": kafka.bootstrap() },
         "http": { "port": free_port().unwrap() },
         "api": { "port": free_port().unwrap() },
+        "ingress": { "port": free_port().unwrap() },
     });
     merge(&mut all, values);
     let manifests = render(&all).unwrap();
@@ -254,17 +273,20 @@ async fn the_pod_of_the_default_values_runs() {
     check(&json!({}), Secrets::new(), folder.path(), async |_, _| {}).await;
 }
 
-/// The init container joins the files, and the API is there for a client that trusts the Secret's
-/// certificate, with a token made in the pod as the chart's notes say.
+/// The init container joins the files. The API is there for a client that trusts the Secret's
+/// certificate, with a token made in the pod as the chart's notes say. A sender that trusts the other
+/// Secret's certificate is answered at the other port.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_pod_with_everything_runs() {
     let folder = TempDir::new("chart-everything");
-    let certificate = certificate(&folder.path().join("certificate"));
+    let of_api = certificate(&folder.path().join("api-certificate"));
+    let of_ingress = certificate(&folder.path().join("ingress-certificate"));
     let secret = |key: &'static str, content: &str| BTreeMap::from([(key, content.to_owned())]);
     let secrets = Secrets::from([
         ("oncebox-old-key", secret("key", &MasterKey::generate())),
         ("kafka-properties", secret("properties", "\"session.timeout.ms\" = \"9000\"\n")),
-        ("api-tls", certificate),
+        ("api-tls", of_api),
+        ("ingress-tls", of_ingress),
         ("registry", secret("password", "not used")),
         ("database-ca", secret("ca.crt", "not used")),
     ]);
@@ -285,6 +307,11 @@ async fn the_pod_with_everything_runs() {
         let listed = client.env_clear().env("ONCEBOX_TOKEN", token.trim()).output().unwrap();
         assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
         assert_eq!(serde_json::from_slice::<Value>(&listed.stdout).unwrap(), json!([]));
+
+        let port = at(&host.container, "ports/ingress/containerPort").as_u64().unwrap();
+        let port = u16::try_from(port).unwrap();
+        let answer = post_message(port, &pod.root.join("ingress-tls/tls.crt"));
+        assert_eq!(answer, "HTTP/1.1 401 Unauthorized", "{}", host.log());
     })
     .await;
 }

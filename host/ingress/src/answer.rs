@@ -1,0 +1,198 @@
+//! The answers, and the count of them.
+
+use axum::{
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use metrics::counter;
+use oncebox_model::{identity::Undecodable, status::MessageStatus};
+use serde_json::json;
+
+/// The outcome of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// The message is stored, and will run.
+    Stored {
+        /// Its id.
+        id: String,
+    },
+    /// The inbox had a message under this id.
+    Known {
+        /// The id.
+        id: String,
+        /// Status of that message.
+        status: String,
+    },
+    /// A question of the sender, which is no message.
+    Challenge(String),
+    /// The request is refused, and nothing is stored.
+    Refused(Refusal),
+}
+
+/// Why a request is refused. Nothing is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// No such consumer, or a request that none of its secrets verifies. One answer for both.
+    Unverified,
+    /// Body above the policy's bound.
+    TooLarge(usize),
+    /// Headers above the host's bound.
+    HeadersTooLarge,
+    /// Body that did not come in time.
+    Unfinished,
+    /// A verified request that is no message by the policy.
+    NoMessage(Undecodable),
+    /// Id under which the inbox has another payload.
+    Collision(String),
+    /// More requests a second than the policy takes.
+    RateLimited {
+        /// Seconds until there is room.
+        seconds: u64,
+    },
+    /// The host has no room now.
+    Busy,
+    /// The consumer takes nothing now: its tenant is suspended, it is deleted, or its inbox is
+    /// moved.
+    Closed,
+    /// The database or a setting does not let the host store the message.
+    Unavailable,
+}
+
+impl Answer {
+    /// Counts the answer and returns it.
+    pub(crate) fn counted(self) -> Self {
+        counter!("oncebox_ingress_requests_total", "outcome" => self.outcome()).increment(1);
+        self
+    }
+
+    /// Begins the series of all outcomes, so that each is seen to rise from its first one.
+    pub(crate) fn begin_counts() {
+        const OUTCOMES: [&str; 13] = [
+            "stored",
+            "known",
+            "challenge",
+            "unverified",
+            "too_large",
+            "headers_too_large",
+            "unfinished",
+            "no_message",
+            "collision",
+            "rate_limited",
+            "busy",
+            "closed",
+            "unavailable",
+        ];
+        for outcome in OUTCOMES {
+            counter!("oncebox_ingress_requests_total", "outcome" => outcome).increment(0);
+        }
+    }
+
+    fn outcome(&self) -> &'static str {
+        match self {
+            Self::Stored { .. } => "stored",
+            Self::Known { .. } => "known",
+            Self::Challenge(_) => "challenge",
+            Self::Refused(refusal) => refusal.code(),
+        }
+    }
+}
+
+impl Refusal {
+    fn code(&self) -> &'static str {
+        match self {
+            Self::Unverified => "unverified",
+            Self::TooLarge(_) => "too_large",
+            Self::HeadersTooLarge => "headers_too_large",
+            Self::Unfinished => "unfinished",
+            Self::NoMessage(_) => "no_message",
+            Self::Collision(_) => "collision",
+            Self::RateLimited { .. } => "rate_limited",
+            Self::Busy => "busy",
+            Self::Closed => "closed",
+            Self::Unavailable => "unavailable",
+        }
+    }
+
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Unverified => StatusCode::UNAUTHORIZED,
+            Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::Unfinished => StatusCode::REQUEST_TIMEOUT,
+            Self::NoMessage(_) | Self::Collision(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::RateLimited { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::Busy | Self::Closed | Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// Returns the seconds after which the sender may try again; none where that would not help.
+    fn retry_after(&self) -> Option<u64> {
+        match self {
+            Self::RateLimited { seconds } => Some(*seconds),
+            Self::Busy => Some(1),
+            Self::Unavailable => Some(5),
+            Self::Closed => Some(60),
+            _ => None,
+        }
+    }
+
+    fn detail(&self) -> String {
+        match self {
+            Self::Unverified => "there is no such consumer, or its secret does not verify this \
+                request"
+                .to_owned(),
+            Self::TooLarge(most) => format!("the body is over {most} bytes"),
+            Self::HeadersTooLarge => "the headers are over 32768 bytes".to_owned(),
+            Self::Unfinished => "the body was not whole in time".to_owned(),
+            Self::NoMessage(fault) => format!("by the policy of the consumer: {fault}"),
+            Self::Collision(id) => {
+                format!("`{id}` is the id of another message, with another body")
+            }
+            Self::RateLimited { .. } => "more requests than the consumer takes".to_owned(),
+            Self::Busy => "the host has no room for this now".to_owned(),
+            Self::Closed => "the consumer takes no messages now".to_owned(),
+            Self::Unavailable => "the host cannot store messages now; its log says why".to_owned(),
+        }
+    }
+}
+
+impl IntoResponse for Answer {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Stored { id } => json_response(
+                StatusCode::ACCEPTED,
+                "application/json",
+                &json!({ "id": id, "status": MessageStatus::Received.as_str() }),
+            ),
+            Self::Known { id, status } => json_response(
+                StatusCode::OK,
+                "application/json",
+                &json!({ "id": id, "status": status }),
+            ),
+            Self::Challenge(text) => (StatusCode::OK, text).into_response(),
+            Self::Refused(refusal) => {
+                let body = json!({
+                    "type": format!("urn:oncebox:problem:{}", refusal.code()),
+                    "title": refusal.code().replace('_', " "),
+                    "status": refusal.status().as_u16(), "code": refusal.code(),
+                    "detail": refusal.detail(),
+                });
+                let mut response =
+                    json_response(refusal.status(), "application/problem+json", &body);
+                if let Some(seconds) = refusal.retry_after() {
+                    response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+                }
+                response
+            }
+        }
+    }
+}
+
+fn json_response(
+    status: StatusCode,
+    content_type: &'static str,
+    body: &serde_json::Value,
+) -> Response {
+    let content_type = HeaderValue::from_static(content_type);
+    (status, [(header::CONTENT_TYPE, content_type)], body.to_string()).into_response()
+}
