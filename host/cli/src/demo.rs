@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use oncebox_devkit::demo::{self, DemoOptions};
+use oncebox_devkit::demo::{self, DemoOptions, DemoSource};
 
 #[derive(Args)]
 pub(super) struct DemoArgs {
@@ -27,9 +27,14 @@ pub(super) struct DemoArgs {
     /// `github.acme.comments`, `github.globex` and `github.globex.comments`
     #[arg(long)]
     brokers: Option<String>,
+    /// Way in which webhooks come: `kafka`, or `http` for every other delivery over HTTP, signed as
+    /// GitHub signs, and the rest by Kafka
+    #[arg(long, default_value = "kafka", value_parser = ["kafka", "http"])]
+    source: String,
 }
 
 pub(super) async fn run(args: DemoArgs, json: bool) -> Result<()> {
-    let DemoArgs { events, kills, seed, dir, database_url, brokers } = args;
-    demo::run(DemoOptions { events, kills, seed, dir, database_url, brokers }, json).await
+    let DemoArgs { events, kills, seed, dir, database_url, brokers, source } = args;
+    let source = if source == "http" { DemoSource::Http } else { DemoSource::Kafka };
+    demo::run(DemoOptions { events, kills, seed, dir, database_url, brokers, source }, json).await
 }

@@ -12,14 +12,16 @@ mod ledger;
 mod progress;
 mod provider;
 mod publish;
+mod webhooks;
 
 use std::{
+    net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
-use oncebox_api::wire::{EndpointChangeBody, TenantBody};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use oncebox_api::wire::{EndpointChangeBody, IngressSecretChangeBody, TenantBody};
 use oncebox_control::{Control, MasterKey};
 use oncebox_server::{Config, serve};
 use serde_json::{Value, json};
@@ -32,12 +34,14 @@ use self::{
     input::{Input, PlannedDelivery},
     progress::Progress,
     provider::FakeProvider,
+    webhooks::WebhookTarget,
 };
 use crate::{
     api::{Api, local_api, path},
     apply::apply,
     local::{
         broker::MockBroker,
+        free_port,
         postgres::{PostgresOptions, PrivatePostgres},
     },
     output::{self, table},
@@ -72,6 +76,18 @@ pub struct DemoOptions {
     pub database_url: Option<String>,
     /// Running brokers with the demo's topics; none for the embedded one.
     pub brokers: Option<String>,
+    /// The way in which webhooks come.
+    pub source: DemoSource,
+}
+
+/// The way in which webhooks come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DemoSource {
+    /// Every delivery is a record of Kafka.
+    Kafka,
+    /// Every other delivery of a webhook comes over HTTP, signed as GitHub signs, and the others by
+    /// Kafka. Malformed ones come by Kafka.
+    Http,
 }
 
 /// Runs the demo. It is an error if any number differs.
@@ -80,10 +96,19 @@ pub async fn run(args: DemoOptions, as_json: bool) -> Result<()> {
     empty(&args.dir)?;
     let provider = FakeProvider::start().await?;
     let settings = args.dir.join("oncebox.toml");
-    std::fs::write(&settings, provider.host_settings())
+    let ingress = match args.source {
+        DemoSource::Kafka => None,
+        DemoSource::Http => Some(SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?))),
+    };
+    let listen = ingress.map_or_else(String::new, |at| format!("[ingress]\nlisten = \"{at}\"\n"));
+    std::fs::write(&settings, provider.host_settings() + &listen)
         .with_context(|| format!("failed to write `{}`", settings.display()))?;
     let (postgres, broker, config) = services(&args, &settings)?;
     let control = set_up(&config, &provider).await?;
+    let target = match ingress {
+        Some(address) => Some(webhook_target(&config, &control, address).await?),
+        None => None,
+    };
 
     let input = Input::new(args.seed, args.events)?;
     let plan = input::plan(args.seed, args.events);
@@ -91,7 +116,7 @@ pub async fn run(args: DemoOptions, as_json: bool) -> Result<()> {
     let mut progress = Progress::new(&plan, &input, args.kills);
     let reader = EventReader::start(&config.kafka.brokers).await?;
     let mut host = Host::start(&config, &settings, &args.dir)?;
-    let publishing = publish::start(input, plan, args.kills, &config.kafka.brokers);
+    let publishing = publish::start(input, plan, args.kills, &config.kafka.brokers, target);
     drive(&control, &mut host, &publishing, &mut progress).await?;
     publishing.finish().await?;
     host.stop()?;
@@ -185,6 +210,23 @@ async fn set_up(config: &Config, provider: &FakeProvider) -> Result<Control> {
         allow_outgoing(&api, tenant, provider).await?;
     }
     Ok(control)
+}
+
+/// Gives the tenants' consumers secrets, which the host makes.
+async fn webhook_target(
+    config: &Config,
+    control: &Control,
+    address: SocketAddr,
+) -> Result<WebhookTarget> {
+    let api = local_api(config, control.clone())?;
+    let mut secrets = Vec::new();
+    for tenant in TENANTS {
+        let secret = path(&["tenants", tenant, "consumers", "github", "ingress-secret"]);
+        let set: IngressSecretChangeBody = api.put_json(&secret, &json!({})).await?;
+        secrets.push(set.secret.context("the host made no secret")?);
+    }
+    let secrets = secrets.try_into().map_err(|_| anyhow!("a secret for each tenant"))?;
+    Ok(WebhookTarget { address, secrets })
 }
 
 /// Allows a tenant the destinations of its handlers, and gives it the endpoint at the provider.

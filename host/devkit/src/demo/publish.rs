@@ -27,6 +27,7 @@ use super::{
     PARTITIONS, TENANTS,
     input::{Input, PlannedDelivery},
     topic,
+    webhooks::{WebhookTarget, Webhooks},
 };
 
 /// Most bytes in a partition that are not consumed.
@@ -72,6 +73,7 @@ pub(super) fn start(
     plan: Vec<PlannedDelivery>,
     kills: usize,
     brokers: &str,
+    target: Option<WebhookTarget>,
 ) -> Publishing {
     let shares = Arc::new(Shares::new(plan.len(), kills));
     let published = Arc::new(AtomicU64::new(0));
@@ -81,7 +83,9 @@ pub(super) fn start(
         let (published, failure, watch) = (published.clone(), failure.clone(), watch.clone());
         let shares = shares.clone();
         tokio::spawn(async move {
-            if let Err(error) = publish(input, plan, watch, &published, &shares).await {
+            let webhooks = target.map(|target| Webhooks::start(&target, &published));
+            let publishing = publish(input, plan, watch, &published, &shares, webhooks);
+            if let Err(error) = publishing.await {
                 *failure.lock().expect("no panic while held") = Some(format!("{error:#}"));
             }
         })
@@ -220,7 +224,9 @@ async fn publish(
     watch: Arc<Watch>,
     published: &AtomicU64,
     shares: &Shares,
+    mut webhooks: Option<Webhooks>,
 ) -> Result<()> {
+    let mut deliveries: HashMap<usize, usize> = HashMap::new();
     let producer: FutureProducer = ClientConfig::new()
         .set("bootstrap.servers", &watch.brokers)
         .set("compression.type", "zstd")
@@ -238,6 +244,14 @@ async fn publish(
         }
         shares.is_held_back.store(false, Ordering::Release);
         let record = input.record(delivery);
+        if let (Some(webhooks), PlannedDelivery::Event(event)) = (&mut webhooks, delivery) {
+            let nth = deliveries.entry(event).or_default();
+            *nth += 1;
+            if (event + *nth).is_multiple_of(2) {
+                webhooks.send(record).await?;
+                continue;
+            }
+        }
         let place = (record.tenant, partition(&record.key));
         let bytes = record.payload.len() + 512;
         // Records under way count only once the broker has given them an offset: wait for those
@@ -267,6 +281,9 @@ async fn publish(
         sent.push((place, bytes, answer));
     }
     settle(&mut sent, &mut lead, published).await?;
+    if let Some(webhooks) = webhooks {
+        webhooks.finish().await?;
+    }
     tokio::task::spawn_blocking(move || producer.flush(TIMEOUT)).await??;
     Ok(())
 }
