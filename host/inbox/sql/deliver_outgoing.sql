@@ -60,5 +60,8 @@ BEGIN
     FROM oncebox.receive(NULL, p_target, p_id, p_topic, p_partition, p_offset, p_timestamp_ms,
         p_key, p_ordering_key, p_source, p_event_type, p_event_version, p_content_type,
         p_trace_parent, p_hash, p_headers, p_payload, p_ordering, p_sequence) r;
+    IF v_received NOT IN ('new', 'known') THEN
+        RAISE EXCEPTION 'the message was not received: %', v_received;
+    END IF;
     RETURN QUERY SELECT v_received, delay_s;
 END $$;

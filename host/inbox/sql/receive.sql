@@ -12,7 +12,7 @@
 --                  `no_consumer`: the database shows no such consumer, or one that is being
 --                  deleted; nothing is changed. `not_here`: the tenant's inbox is in another
 --                  database, or on its way there; nothing is changed
---   known_status   status of the row of a known message; else null
+--   row_status     status of the row: of the new one, or of the known message; else null
 --   same_payload   whether that row's payload hash is that of this message; true for a light row,
 --                  and for a message that was erased; else null
 --
@@ -28,7 +28,7 @@ CREATE OR REPLACE FUNCTION oncebox.receive(
     p_timestamp_ms bigint, p_key bytea, p_ordering_key bytea, p_source text, p_event_type text,
     p_event_version text, p_content_type text, p_trace_parent text, p_hash bytea, p_headers bytea,
     p_payload bytea, p_ordering bigint, p_sequence bigint)
-RETURNS TABLE (outcome text, known_status text, same_payload boolean)
+RETURNS TABLE (outcome text, row_status text, same_payload boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
     SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off AS $$
 DECLARE
@@ -94,5 +94,5 @@ BEGIN
         RAISE EXCEPTION 'another session inserted the message despite its lock'
             USING ERRCODE = '40001';
     END IF;
-    RETURN QUERY SELECT 'new', NULL::text, NULL::boolean;
+    RETURN QUERY SELECT 'new', v_status, NULL::boolean;
 END $$;

@@ -9,6 +9,7 @@ use oncebox_model::{
     message::Message,
     outcome::Failure,
     outgoing::{DELIVERED_TOPIC, OutgoingMessage, new_outgoing_span},
+    policy::INGRESS_TOPIC,
     trace::{self, NewSpan, Span},
 };
 use opentelemetry::trace::{SpanContext, SpanKind, TraceFlags, TraceState};
@@ -142,9 +143,9 @@ impl ConsumerInbox {
     }
 }
 
-/// Returns whether a message came from a topic, and not from another consumer.
+/// Returns whether a message came from a topic, and not from another consumer or over HTTP.
 fn is_of_kafka(message: &Message) -> bool {
-    *message.record.topic != *DELIVERED_TOPIC
+    ![DELIVERED_TOPIC, INGRESS_TOPIC].contains(&&*message.record.topic)
 }
 
 /// Returns the context of a trace that nobody records.

@@ -5,7 +5,6 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use metrics::counter;
-use oncebox_model::{identity::Undecodable, status::MessageStatus};
 use serde_json::json;
 
 /// The outcome of a request.
@@ -15,6 +14,8 @@ pub(crate) enum Answer {
     Stored {
         /// Its id.
         id: String,
+        /// Its status: `received`, or `waiting` behind another message of its key.
+        status: String,
     },
     /// The inbox had a message under this id.
     Known {
@@ -29,7 +30,7 @@ pub(crate) enum Answer {
     Refused(Refusal),
 }
 
-/// Why a request is refused. Nothing is stored.
+/// Why a request is refused. Nothing is stored, as far as the host knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// No such consumer, or a request that none of its secrets verifies. One answer for both.
@@ -40,8 +41,8 @@ pub(crate) enum Refusal {
     HeadersTooLarge,
     /// Body that did not come in time.
     Unfinished,
-    /// A verified request that is no message by the policy.
-    NoMessage(Undecodable),
+    /// A verified request that is no message, and why.
+    NoMessage(String),
     /// Id under which the inbox has another payload.
     Collision(String),
     /// More requests a second than the policy takes.
@@ -49,12 +50,12 @@ pub(crate) enum Refusal {
         /// Seconds until there is room.
         seconds: u64,
     },
-    /// The host has no room now.
+    /// The host has no room now, or another transaction has the message.
     Busy,
     /// The consumer takes nothing now: its tenant is suspended, it is deleted, or its inbox is
     /// moved.
     Closed,
-    /// The database or a setting does not let the host store the message.
+    /// The database or a setting does not let the host store the message, or COMMIT was not answered.
     Unavailable,
 }
 
@@ -144,12 +145,12 @@ impl Refusal {
             Self::TooLarge(most) => format!("the body is over {most} bytes"),
             Self::HeadersTooLarge => "the headers are over 32768 bytes".to_owned(),
             Self::Unfinished => "the body was not whole in time".to_owned(),
-            Self::NoMessage(fault) => format!("by the policy of the consumer: {fault}"),
+            Self::NoMessage(why) => why.clone(),
             Self::Collision(id) => {
                 format!("`{id}` is the id of another message, with another body")
             }
             Self::RateLimited { .. } => "more requests than the consumer takes".to_owned(),
-            Self::Busy => "the host has no room for this now".to_owned(),
+            Self::Busy => "the host has no room for this now, or is at work on it".to_owned(),
             Self::Closed => "the consumer takes no messages now".to_owned(),
             Self::Unavailable => "the host cannot store messages now; its log says why".to_owned(),
         }
@@ -159,10 +160,10 @@ impl Refusal {
 impl IntoResponse for Answer {
     fn into_response(self) -> Response {
         match self {
-            Self::Stored { id } => json_response(
+            Self::Stored { id, status } => json_response(
                 StatusCode::ACCEPTED,
                 "application/json",
-                &json!({ "id": id, "status": MessageStatus::Received.as_str() }),
+                &json!({ "id": id, "status": status }),
             ),
             Self::Known { id, status } => json_response(
                 StatusCode::OK,

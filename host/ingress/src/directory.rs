@@ -1,9 +1,10 @@
-//! The consumers that take messages over HTTP, as the host's database has them now. All of them are
-//! read together: a request under a name that nobody has costs no query.
+//! The consumers that take messages over HTTP, as the host's database has them now. A task reads all
+//! of them together, once a second, so that no request waits for that, and one under a name that
+//! nobody has costs no query.
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -16,15 +17,17 @@ use oncebox_model::{
 use sqlx::PgPool;
 use tokio::{
     sync::{Mutex as AsyncMutex, Semaphore},
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 
-use crate::verifier::Verifier;
+use crate::{body::BodyMemory, verifier::Verifier};
 
-/// Time for which what was read is used. A change takes effect within it.
-const FRESH: Duration = Duration::from_secs(1);
+/// Pause between two looks. A change takes effect with the next one.
+const EVERY: Duration = Duration::from_secs(1);
 /// Longest look.
 const LOOK_MAX: Duration = Duration::from_secs(5);
+/// Age at which what was read counts no more: a secret may have been taken away since.
+const STALE: Duration = Duration::from_secs(10);
 /// Transactions of one tenant at a time, on this host: fewer than there are for all.
 const TENANT_STORES_MAX: usize = 3;
 
@@ -35,91 +38,115 @@ pub(crate) struct Receiver {
     pub(crate) ingress: IngressPolicy,
     /// Sources of a request's identity.
     pub(crate) identity: IdentityPolicy,
-    /// None where no secret can be used: all requests are refused.
-    pub(crate) verifier: Option<Verifier>,
+    pub(crate) verifier: Verifier,
+    /// Memory for the bodies of its requests.
+    pub(crate) memory: BodyMemory,
     /// Verified requests a second.
-    pub(crate) bucket: Mutex<TokenBucket>,
+    bucket: Mutex<TokenBucket>,
     /// Turns of its tenant.
     pub(crate) turns: Arc<Semaphore>,
     /// Database of the inbox and key of payload hashes, once they are known.
     target: AsyncMutex<Option<(PgPool, PayloadKey)>>,
 }
 
-/// The host's database did not say who takes messages over HTTP.
-#[derive(Debug, thiserror::Error)]
-#[error("failed to read the consumers that take messages over HTTP: {0}")]
-pub(crate) struct Unread(String);
-
-impl From<InboxError> for Unread {
-    fn from(error: InboxError) -> Self {
-        Self(error.to_string())
-    }
+/// What is known of a name.
+pub(crate) enum Lookup {
+    Receiver(Arc<Receiver>),
+    /// No consumer takes messages over HTTP under it.
+    Nobody,
+    /// The database has not answered for a while, or the policy or the secret cannot be used.
+    Unknown,
 }
 
 type Names = (String, String);
 
 #[derive(Default)]
 struct Known {
-    at: Option<Instant>,
-    is_read: bool,
-    receivers: HashMap<Names, Arc<Receiver>>,
+    read_at: Option<Instant>,
+    /// None: a policy or a secret that cannot be used.
+    receivers: HashMap<Names, Option<Arc<Receiver>>>,
     turns: HashMap<i32, Arc<Semaphore>>,
 }
 
-/// The consumers that take messages over HTTP, read again when what is known is older than a second.
+/// The consumers that take messages over HTTP.
 pub(crate) struct Directory {
     control: Control,
-    known: AsyncMutex<Known>,
+    memory: Arc<Semaphore>,
+    known: Mutex<Known>,
 }
 
 impl Directory {
     /// Creates a directory that reads the host's database.
     pub(crate) fn new(control: Control) -> Self {
-        Self { control, known: AsyncMutex::default() }
+        Self { control, memory: BodyMemory::of_host(), known: Mutex::default() }
     }
 
-    /// Returns a consumer by its names; none where it takes nothing over HTTP.
-    ///
-    /// # Errors
-    ///
-    /// An error of the host's database.
-    pub(crate) async fn get(
-        &self,
-        tenant: &str,
-        consumer: &str,
-    ) -> Result<Option<Arc<Receiver>>, Unread> {
-        let mut known = self.known.lock().await;
-        if known.at.is_none_or(|at| at.elapsed() >= FRESH) {
-            known.at = Some(Instant::now());
-            // Until the next look nothing is known where this one fails, or is dropped.
-            known.is_read = false;
-            let rows = timeout(LOOK_MAX, self.control.ingress().rows()).await;
-            self.renew(&mut known, rows.map_err(|_| Unread("no answer in time".to_owned()))??);
-            known.is_read = true;
+    /// Reads the consumers again and again. Does not end.
+    pub(crate) async fn keep(&self) {
+        let mut is_failing = false;
+        loop {
+            let looked = timeout(LOOK_MAX, self.control.ingress().rows()).await;
+            let failure = match looked {
+                Ok(Ok(rows)) => {
+                    self.renew(rows);
+                    None
+                }
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some("no answer in time".to_owned()),
+            };
+            if let Some(error) = failure.as_ref().filter(|_| !is_failing) {
+                tracing::warn!(error, "failed to read who takes messages over HTTP");
+            }
+            is_failing = failure.is_some();
+            sleep(EVERY).await;
         }
-        if !known.is_read {
-            return Err(Unread("it did not answer a moment ago".to_owned()));
+    }
+
+    /// Returns what is known of a consumer by its names.
+    pub(crate) fn get(&self, tenant: &str, consumer: &str) -> Lookup {
+        let known = self.known();
+        if known.read_at.is_none_or(|at| at.elapsed() > STALE) {
+            return Lookup::Unknown;
         }
-        Ok(known.receivers.get(&(tenant.to_owned(), consumer.to_owned())).cloned())
+        match known.receivers.get(&(tenant.to_owned(), consumer.to_owned())) {
+            Some(Some(receiver)) => Lookup::Receiver(receiver.clone()),
+            Some(None) => Lookup::Unknown,
+            None => Lookup::Nobody,
+        }
     }
 
     /// Takes over the rows. A consumer whose row is the same keeps what is known of it.
-    fn renew(&self, known: &mut Known, rows: Vec<IngressRow>) {
+    fn renew(&self, rows: Vec<IngressRow>) {
+        let mut known = self.known();
         let mut before = std::mem::take(&mut known.receivers);
         known.turns.retain(|tenant_id, _| rows.iter().any(|row| row.tenant_id == *tenant_id));
         for row in rows {
             let names = (row.tenant.clone(), row.consumer.clone());
-            let receiver = match before.remove(&names).filter(|before| before.row == row) {
-                Some(before) => Some(before),
-                None => self.receiver(row, &mut known.turns).map(Arc::new),
+            let receiver = match before.remove(&names) {
+                Some(Some(same)) if same.row == row => Some(same),
+                other => {
+                    let receiver = self.receiver(row, &mut known.turns).map(Arc::new);
+                    if receiver.is_none() && !matches!(other, Some(None)) {
+                        tracing::warn!(
+                            tenant = names.0,
+                            consumer = names.1,
+                            "messages over HTTP are refused, the policy or the secret cannot be \
+                                used; set another secret with `oncebox consumer secret set`"
+                        );
+                    }
+                    receiver
+                }
             };
-            if let Some(receiver) = receiver {
-                known.receivers.insert(names, receiver);
-            }
+            known.receivers.insert(names, receiver);
         }
+        known.read_at = Some(Instant::now());
     }
 
-    /// Returns a consumer, ready for requests. None where its policy is not readable.
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a consumer, ready for requests. None where its policy or its secret cannot be used.
     fn receiver(
         &self,
         row: IngressRow,
@@ -127,22 +154,13 @@ impl Directory {
     ) -> Option<Receiver> {
         let policy: Policy = serde_json::from_value(row.policy.clone()).ok()?;
         let ingress = policy.ingress.clone()?;
-        let secrets = self.control.ingress().open(&row);
-        let verifier = secrets.as_ref().ok().and_then(|all| Verifier::new(ingress.verify, all));
-        if verifier.is_none() {
-            tracing::warn!(
-                tenant = row.tenant,
-                consumer = row.consumer,
-                scheme = ingress.verify.name(),
-                error = secrets.err().map(tracing::field::display),
-                "the secret for messages over HTTP cannot be used, all are refused; set another \
-                    one with `oncebox consumer secret set`"
-            );
-        }
+        let secrets = self.control.ingress().open(&row).ok()?;
+        let verifier = Verifier::new(ingress.verify, &secrets)?;
         let turns = turns.entry(row.tenant_id);
         let turns = turns.or_insert_with(|| Semaphore::new(TENANT_STORES_MAX).into());
         Some(Receiver {
             identity: ingress.identity(&policy.identity),
+            memory: BodyMemory::of_consumer(self.memory.clone()),
             turns: turns.clone(),
             bucket: Mutex::default(),
             target: AsyncMutex::default(),

@@ -50,8 +50,10 @@ pub(crate) fn record(
     ingress: &IngressPolicy,
     now_us: i64,
 ) -> Result<Record, HeadersTooLarge> {
-    let key = headers.get(KEY_HEADER).map(|value| value.as_bytes().to_vec());
-    let kept = headers.iter().filter(|(name, _)| is_kept(name));
+    let is_unsigned = ingress.verify.signs_id();
+    let kept = headers.iter().filter(|(name, _)| is_kept(name, is_unsigned));
+    let key = headers.get(KEY_HEADER).filter(|_| !is_unsigned);
+    let key = key.map(|value| value.as_bytes().to_vec());
     let mut kept: Headers =
         kept.map(|(name, value)| (recorded(name), value.as_bytes().to_vec())).collect();
     if kept.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > HEADERS_BYTES_MAX
@@ -73,9 +75,16 @@ pub(crate) fn record(
     })
 }
 
-fn is_kept(name: &HeaderName) -> bool {
+/// Returns whether a message keeps a header: not one with a name that only the record has, and with
+/// `is_unsigned` none of a CloudEvent, which would say another id than the sender signed.
+fn is_kept(name: &HeaderName, is_unsigned: bool) -> bool {
     let name = name.as_str();
-    !(DROPPED.contains(&name) || name.starts_with("x-forwarded-") || name == INGRESS_TYPE_HEADER)
+    let is_of = |prefix: &str| name.starts_with(prefix);
+    !(DROPPED.contains(&name)
+        || is_of("x-forwarded-")
+        || is_of("ce_")
+        || is_unsigned && is_of("ce-")
+        || name == INGRESS_TYPE_HEADER)
 }
 
 /// Returns the name of a header in the record: attributes of a CloudEvent as Kafka's binding has
@@ -179,6 +188,28 @@ mod tests {
             let text = format!("[ingress]\nverify = '{scheme}'");
             assert_eq!(decoded(&text, pairs, body), found(id, event_type), "{scheme}");
         }
+    }
+
+    // What could go wrong: someone who holds a signed request sends it again under another id.
+    #[test]
+    fn an_id_beside_the_signed_one_does_not_count() {
+        let forged =
+            [("ce-id", "2"), ("ce-source", "/s"), ("ce-type", "t"), ("ce-partitionkey", "k")];
+        let bodies = r#"{"id":"evt_1","event_id":"evt_1","type":"t","event":{"type":"t"}}"#;
+        for (scheme, id, key) in [
+            ("standard_webhooks", "msg_1", None),
+            ("stripe", "evt_1", None),
+            ("slack", "evt_1", None),
+            ("github", "/s 2", Some(b"k".to_vec())),
+        ] {
+            let text = format!("[ingress]\nverify = '{scheme}'");
+            let pairs = [&[("webhook-id", "msg_1"), ("x-github-event", "t")][..], &forged].concat();
+            let expected = (id.to_owned(), "t".to_owned(), key);
+            assert_eq!(decoded(&text, &pairs, bodies), Ok(expected), "{scheme}");
+        }
+        let raw = [("ce_id", "2"), ("ce_source", "/s"), ("ce_type", "t")];
+        let bearer = "[ingress]\nverify = 'bearer'";
+        assert_eq!(decoded(bearer, &raw, "{}"), Err(Undecodable::NoType), "names of the record");
     }
 
     // What could go wrong: a row keeps a credential, or a request sets what the host sets.

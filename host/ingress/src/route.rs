@@ -17,33 +17,31 @@ use bytes::Bytes;
 use chrono::Utc;
 use oncebox_control::Control;
 use oncebox_model::{
-    PayloadKey,
-    identity::{self, Undecodable},
+    InboxError, PayloadKey, identity,
     message::Message,
     ordering::ordering_hash,
     policy::{Collision, Verification},
     status::ConsumerState,
     token_bucket::TokenBucket,
 };
-use sqlx::PgPool;
 use tokio::{
-    sync::Semaphore,
+    sync::{Semaphore, SemaphorePermit},
     time::{Instant, timeout},
 };
 
 use crate::{
     answer::{Answer, Refusal},
-    body::{self, BodyError, MEMORY_KB, ReadBody},
-    directory::{Directory, Receiver},
+    body::{self, BodyError, ReadBody},
+    directory::{Directory, Lookup, Receiver},
     request::record,
     store::{self, Receipt},
     verifier::single,
 };
 
-/// Transactions of all tenants at a time, on this host.
+/// Transactions in the host's own database at a time, for all its tenants.
 const STORES_MAX: usize = 4;
-/// Longest wait for a turn and a transaction. A sender asks again, and the id decides.
-const STORE_MAX: Duration = Duration::from_secs(10);
+/// Longest wait for a turn.
+const TURN_MAX: Duration = Duration::from_secs(5);
 
 /// The host, as the ingress needs it.
 pub trait IngressHost: Send + Sync + 'static {
@@ -57,7 +55,6 @@ pub trait IngressHost: Send + Sync + 'static {
 /// Messages over HTTP.
 pub struct Ingress {
     directory: Directory,
-    memory: Arc<Semaphore>,
     turns: Semaphore,
     host: Arc<dyn IngressHost>,
     /// Lines of the log about errors.
@@ -65,38 +62,44 @@ pub struct Ingress {
 }
 
 impl Ingress {
-    /// Creates the ingress of a host.
-    pub fn new(control: Control, host: Arc<dyn IngressHost>) -> Self {
+    /// Creates the ingress of a host. It answers once [`Ingress::keep`] runs.
+    pub fn new(control: Control, host: Arc<dyn IngressHost>) -> Arc<Self> {
         Answer::begin_counts();
-        Self {
+        Arc::new(Self {
             directory: Directory::new(control),
-            memory: Arc::new(Semaphore::new(MEMORY_KB)),
             turns: Semaphore::new(STORES_MAX),
             host,
             lines: Mutex::default(),
-        }
+        })
+    }
+
+    /// Reads again and again who takes messages over HTTP. Does not end.
+    pub async fn keep(&self) {
+        self.directory.keep().await;
     }
 
     /// Returns the ingress as a service.
-    pub fn router(self) -> Router {
-        Router::new().route("/in/{tenant}/{consumer}", post(take)).with_state(Arc::new(self))
+    pub fn router(self: &Arc<Self>) -> Router {
+        Router::new().route("/in/{tenant}/{consumer}", post(take)).with_state(self.clone())
     }
 
     /// Takes a request: it is verified, becomes a message, is stored, and is answered.
     async fn take(
-        &self,
+        self: Arc<Self>,
         (tenant, consumer): (&str, &str),
         head: &Parts,
         body: Body,
     ) -> Result<Answer, Refusal> {
-        let found = self.directory.get(tenant, consumer).await;
-        let found = found.map_err(|error| self.unavailable(&error))?;
-        let receiver = found.ok_or(Refusal::Unverified)?;
-        let body = self.read(&receiver, &head.headers, body).await?;
-        let now = Utc::now();
-        let verifier = receiver.verifier.as_ref().ok_or(Refusal::Unavailable)?;
-        let seconds = u64::try_from(now.timestamp()).unwrap_or_default();
-        let verified = verifier.verify(&head.headers, &body.bytes, seconds);
+        let seconds = u64::try_from(Utc::now().timestamp()).unwrap_or_default();
+        let receiver = self.receiver(tenant, consumer)?;
+        // Without a proof that could do, no body is read.
+        let offered = receiver.verifier.proof(&head.headers, seconds);
+        offered.map_err(|_| Refusal::Unverified)?;
+        let body = read(&receiver, &head.headers, body).await?;
+        // Once more: a secret that was taken away while the body came counts no more.
+        let receiver = self.receiver(tenant, consumer)?;
+        let proof = receiver.verifier.proof(&head.headers, seconds);
+        let verified = proof.and_then(|proof| receiver.verifier.verify(&proof, &body.bytes));
         verified.map_err(|_| Refusal::Unverified)?;
         self.host.verified(&head.extensions);
         receiver.admit().map_err(|wait| Refusal::RateLimited { seconds: wait.as_secs() + 1 })?;
@@ -106,26 +109,18 @@ impl Ingress {
         if !receiver.row.is_active || receiver.row.state == ConsumerState::Deleting {
             return Err(Refusal::Closed);
         }
-        let stored = timeout(STORE_MAX, self.store(&receiver, &head.headers, body, now));
-        stored.await.map_err(|_| Refusal::Busy)?
+        // A task of its own: a client that goes away ends no transaction in its middle.
+        let headers = head.headers.clone();
+        let storing = tokio::spawn(async move { self.store(&receiver, &headers, body).await });
+        storing.await.map_err(|_| Refusal::Unavailable)?
     }
 
-    async fn read(
-        &self,
-        receiver: &Receiver,
-        headers: &HeaderMap,
-        body: Body,
-    ) -> Result<ReadBody, Refusal> {
-        let most = receiver.ingress.body_bytes_max;
-        let length = single(headers, header::CONTENT_LENGTH.as_str());
-        if length.and_then(|text| text.parse::<usize>().ok()).is_some_and(|length| length > most) {
-            return Err(Refusal::TooLarge(most));
+    fn receiver(&self, tenant: &str, consumer: &str) -> Result<Arc<Receiver>, Refusal> {
+        match self.directory.get(tenant, consumer) {
+            Lookup::Receiver(receiver) => Ok(receiver),
+            Lookup::Nobody => Err(Refusal::Unverified),
+            Lookup::Unknown => Err(Refusal::Unavailable),
         }
-        body::read(body, most, &self.memory).await.map_err(|error| match error {
-            BodyError::TooLarge => Refusal::TooLarge(most),
-            BodyError::Unfinished => Refusal::Unfinished,
-            BodyError::Busy => Refusal::Busy,
-        })
     }
 
     async fn store(
@@ -133,20 +128,19 @@ impl Ingress {
         receiver: &Receiver,
         headers: &HeaderMap,
         body: ReadBody,
-        now: chrono::DateTime<Utc>,
     ) -> Result<Answer, Refusal> {
-        let (pool, key) =
-            self.directory.target(receiver).await.map_err(|error| self.unavailable(&error))?;
-        let bytes = body.bytes.clone();
-        let message = message(receiver, headers, bytes, now.timestamp_micros(), &key)?;
-        // Nobody closes the semaphores.
-        let _of_tenant = receiver.turns.acquire().await.map_err(|_| Refusal::Busy)?;
-        let _of_host = self.turns.acquire().await.map_err(|_| Refusal::Busy)?;
-        let receipt = self.receive(receiver, &pool, &message).await?;
-        match receipt {
-            Receipt::New => {
-                self.host.received(receiver.row.consumer_id);
-                Ok(Answer::Stored { id: message.id })
+        let target = self.directory.target(receiver).await;
+        let (pool, key) = target.map_err(|error| self.refusal(&error))?;
+        let _turns = timeout(TURN_MAX, self.turn(receiver)).await.map_err(|_| Refusal::Busy)?;
+        let ReadBody { bytes, memory: _memory } = body;
+        let message = message(receiver, headers, bytes, Utc::now().timestamp_micros(), &key)?;
+        let (tenant_id, consumer_id) = (receiver.row.tenant_id, receiver.row.consumer_id);
+        let ordering = ordering_hash(consumer_id, receiver.policy.order, &message);
+        let received = store::receive(&pool, tenant_id, consumer_id, &message, ordering).await;
+        match received.map_err(|error| self.refusal(&error))? {
+            Receipt::New(status) => {
+                self.host.received(consumer_id);
+                Ok(Answer::Stored { id: message.id, status })
             }
             Receipt::Known(_, false) if receiver.policy.collision() == Collision::Park => {
                 Err(Refusal::Collision(message.id))
@@ -159,20 +153,26 @@ impl Ingress {
         }
     }
 
-    async fn receive(
-        &self,
-        receiver: &Receiver,
-        pool: &PgPool,
-        message: &Message,
-    ) -> Result<Receipt, Refusal> {
-        let (tenant_id, consumer_id) = (receiver.row.tenant_id, receiver.row.consumer_id);
-        let ordering = ordering_hash(consumer_id, receiver.policy.order, message);
-        let received = store::receive(pool, tenant_id, consumer_id, message, ordering).await;
-        received.map_err(|error| self.unavailable(&error))
+    /// Takes a turn of the tenant, and in the host's database one of all tenants. In another
+    /// database its connections are the bound.
+    async fn turn<'t>(&'t self, receiver: &'t Receiver) -> [Option<SemaphorePermit<'t>>; 2] {
+        // Nobody closes the semaphores.
+        let of_tenant = receiver.turns.acquire().await.ok();
+        let of_host = match receiver.row.has_own_database {
+            true => None,
+            false => self.turns.acquire().await.ok(),
+        };
+        [of_tenant, of_host]
     }
 
-    /// Returns the refusal for an error that is not the sender's. Logs at most one a second.
-    fn unavailable(&self, error: &dyn std::fmt::Display) -> Refusal {
+    /// Returns the refusal for an error. Logs one that is not the sender's, at most once a second.
+    fn refusal(&self, error: &InboxError) -> Refusal {
+        if error.is_of_row() {
+            return Refusal::NoMessage(format!("PostgreSQL cannot keep a value of it: {error}"));
+        }
+        if matches!(error, InboxError::InFlightElsewhere) {
+            return Refusal::Busy;
+        }
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         if lines.take(1, 1, Instant::now()) == 1 {
             tracing::warn!(%error, "message over HTTP not stored, its sender is asked to send it \
@@ -180,6 +180,19 @@ impl Ingress {
         }
         Refusal::Unavailable
     }
+}
+
+async fn read(receiver: &Receiver, headers: &HeaderMap, body: Body) -> Result<ReadBody, Refusal> {
+    let most = receiver.ingress.body_bytes_max;
+    let length = single(headers, header::CONTENT_LENGTH.as_str());
+    if length.and_then(|text| text.parse::<usize>().ok()).is_some_and(|length| length > most) {
+        return Err(Refusal::TooLarge(most));
+    }
+    body::read(body, most, &receiver.memory).await.map_err(|error| match error {
+        BodyError::TooLarge => Refusal::TooLarge(most),
+        BodyError::Unfinished => Refusal::Unfinished,
+        BodyError::Busy => Refusal::Busy,
+    })
 }
 
 /// Returns the message of a verified request.
@@ -195,7 +208,7 @@ fn message(
     let (sequence, reference) =
         (receiver.policy.sequence.as_ref(), receiver.policy.reference.as_ref());
     identity::decode(record, &receiver.identity, sequence, reference, None, key)
-        .map_err(|(_, fault): (_, Undecodable)| Refusal::NoMessage(fault))
+        .map_err(|(_, fault)| Refusal::NoMessage(format!("by the policy of the consumer: {fault}")))
 }
 
 /// Returns the answer to Slack's question whether this is the right place, which it asks once.

@@ -3,14 +3,16 @@
 use oncebox_model::{error::InboxError, headers, hooks, message::Message, tx::bounded};
 use sqlx::PgPool;
 
-/// Begin of the transaction. The function rests on a snapshot for each statement.
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+/// Begin of the transaction. The function rests on a snapshot for each statement. A message that
+/// another transaction runs at the moment has its id locked; its sender is asked to wait instead.
+const BEGIN: &str =
+    "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = '2s'";
 
 /// What became of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Receipt {
-    /// The inbox has a new row.
-    New,
+    /// The inbox has a new row, of this status.
+    New(String),
     /// The inbox had a row under the id: of this status, and with this payload or another one.
     Known(String, bool),
     /// There is no such consumer here, now.
@@ -20,7 +22,7 @@ pub(crate) enum Receipt {
 #[derive(sqlx::FromRow)]
 struct ReceivedRow {
     outcome: String,
-    known_status: Option<String>,
+    row_status: Option<String>,
     same_payload: Option<bool>,
 }
 
@@ -32,7 +34,7 @@ pub(crate) async fn receive(
     message: &Message,
     ordering: Option<i64>,
 ) -> Result<Receipt, InboxError> {
-    const RECEIVE: &str = "SELECT outcome, known_status, same_payload FROM oncebox.receive($1, $2, \
+    const RECEIVE: &str = "SELECT outcome, row_status, same_payload FROM oncebox.receive($1, $2, \
         $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)";
     let record = &message.record;
     let mut tx = bounded(pool.begin_with(BEGIN)).await?;
@@ -60,8 +62,8 @@ pub(crate) async fn receive(
     hooks::point("ingress:commit:before");
     bounded(tx.commit()).await?;
     hooks::point("ingress:commit:after");
-    Ok(match (received.outcome.as_str(), received.known_status) {
-        ("new", _) => Receipt::New,
+    Ok(match (received.outcome.as_str(), received.row_status) {
+        ("new", Some(status)) => Receipt::New(status),
         ("known", Some(status)) => Receipt::Known(status, received.same_payload.unwrap_or(true)),
         _ => Receipt::NotHere,
     })

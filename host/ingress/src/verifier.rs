@@ -35,115 +35,144 @@ enum Key {
     Token([u8; 32]),
 }
 
+/// What the headers of a request offer as a proof, before its body is read.
+pub(crate) enum Proof {
+    /// A token that is known; the body needs no signature.
+    Token,
+    /// Signatures of the body, with what is signed before it.
+    Signatures {
+        head: String,
+        /// By a secret that both sides know.
+        shared: Vec<Vec<u8>>,
+        /// By a key of which the host knows the public part.
+        public: Vec<Vec<u8>>,
+    },
+}
+
 impl Verifier {
-    /// Reads the secrets of a scheme. None where one of them is no secret of it, as after a change
-    /// of the scheme.
+    /// Reads the secrets of a scheme. Leaves out one that is no secret of it, as after a change of
+    /// the scheme. None where none is left.
     pub(crate) fn new(scheme: Verification, secrets: &[String]) -> Option<Self> {
-        let keys: Option<Vec<_>> = secrets.iter().map(|secret| key(scheme, secret)).collect();
-        keys.filter(|keys| !keys.is_empty()).map(|keys| Self { scheme, keys })
+        let keys: Vec<_> = secrets.iter().filter_map(|secret| key(scheme, secret)).collect();
+        (!keys.is_empty()).then_some(Self { scheme, keys })
     }
 
-    /// Verifies a request. `now` is in seconds since the Unix epoch.
-    pub(crate) fn verify(
-        &self,
-        headers: &HeaderMap,
-        body: &[u8],
-        now: u64,
-    ) -> Result<(), Unverified> {
-        let is_verified = match self.scheme {
-            Verification::StandardWebhooks => self.is_standard(headers, body, now),
-            Verification::Github => self.is_github(headers, body),
-            Verification::Shopify => self.is_shopify(headers, body),
-            Verification::Stripe => self.is_stripe(headers, body, now),
-            Verification::Slack => self.is_slack(headers, body, now),
-            Verification::Bearer => self.is_bearer(headers),
+    /// Reads the proof that the headers of a request offer, and refuses a request without one, with
+    /// a token that is not known, or with a time that is too far away. `now` is in seconds since
+    /// the Unix epoch.
+    pub(crate) fn proof(&self, headers: &HeaderMap, now: u64) -> Result<Proof, Unverified> {
+        let proof = match self.scheme {
+            Verification::StandardWebhooks => standard(headers, now),
+            Verification::Github => single(headers, "x-hub-signature-256")
+                .and_then(|text| text.strip_prefix("sha256="))
+                .and_then(|text| shared(String::new(), hex::decode(text).ok()?)),
+            Verification::Shopify => single(headers, "x-shopify-hmac-sha256")
+                .and_then(|text| shared(String::new(), STANDARD.decode(text).ok()?)),
+            Verification::Stripe => stripe(headers, now),
+            Verification::Slack => slack(headers, now),
+            Verification::Bearer => self.token(headers),
         };
-        if is_verified == Some(true) { Ok(()) } else { Err(Unverified) }
+        proof.ok_or(Unverified)
     }
 
-    fn is_standard(&self, headers: &HeaderMap, body: &[u8], now: u64) -> Option<bool> {
-        let id = single(headers, "webhook-id")?;
-        let time = single(headers, "webhook-timestamp")?;
-        let head = format!("{id}.{time}.");
-        let parts = [head.as_bytes(), body];
-        let found = single(headers, "webhook-signature")?.split(' ').take(SIGNATURES_MAX);
-        let signatures = found.filter_map(|one| {
-            let (version, signature) = one.split_once(',')?;
-            Some((version, STANDARD.decode(signature).ok()?))
-        });
-        let is_signed = signatures.into_iter().any(|(version, signature)| match version {
-            "v1" => self.is_by_secret(&parts, &signature),
-            "v1a" => self.is_by_public_key(&parts, &signature),
-            _ => false,
-        });
-        Some(is_recent(time, now)? && is_signed)
-    }
-
-    fn is_github(&self, headers: &HeaderMap, body: &[u8]) -> Option<bool> {
-        let signature = single(headers, "x-hub-signature-256")?.strip_prefix("sha256=")?;
-        Some(self.is_by_secret(&[body], &hex::decode(signature).ok()?))
-    }
-
-    fn is_shopify(&self, headers: &HeaderMap, body: &[u8]) -> Option<bool> {
-        let signature = single(headers, "x-shopify-hmac-sha256")?;
-        Some(self.is_by_secret(&[body], &STANDARD.decode(signature).ok()?))
-    }
-
-    fn is_stripe(&self, headers: &HeaderMap, body: &[u8], now: u64) -> Option<bool> {
-        let members = single(headers, "stripe-signature")?.split(',');
-        let members = members.filter_map(|member| member.trim().split_once('='));
-        let members: Vec<_> = members.collect();
-        let all = |name: &'static str| {
-            members.iter().filter(move |(of, _)| *of == name).map(|(_, value)| *value)
+    /// Verifies a body by the proof that the headers offered.
+    pub(crate) fn verify(&self, proof: &Proof, body: &[u8]) -> Result<(), Unverified> {
+        let is_verified = match proof {
+            Proof::Token => true,
+            Proof::Signatures { head, shared, public } => {
+                self.is_by_secret(&[head.as_bytes(), body], shared)
+                    || self.is_by_public_key(&[head.as_bytes(), body], public)
+            }
         };
-        let time = all("t").next()?;
-        let head = format!("{time}.");
-        let signatures = all("v1").take(SIGNATURES_MAX);
-        let is_signed = signatures
-            .filter_map(|text| hex::decode(text).ok())
-            .any(|signature| self.is_by_secret(&[head.as_bytes(), body], &signature));
-        Some(is_recent(time, now)? && is_signed)
+        if is_verified { Ok(()) } else { Err(Unverified) }
     }
 
-    fn is_slack(&self, headers: &HeaderMap, body: &[u8], now: u64) -> Option<bool> {
-        let time = single(headers, "x-slack-request-timestamp")?;
-        let signature = single(headers, "x-slack-signature")?.strip_prefix("v0=")?;
-        let head = format!("v0:{time}:");
-        let signature = hex::decode(signature).ok()?;
-        let is_signed = self.is_by_secret(&[head.as_bytes(), body], &signature);
-        Some(is_recent(time, now)? && is_signed)
-    }
-
-    fn is_bearer(&self, headers: &HeaderMap) -> Option<bool> {
+    fn token(&self, headers: &HeaderMap) -> Option<Proof> {
         let (scheme, token) = single(headers, header::AUTHORIZATION.as_str())?.split_once(' ')?;
         let hash: [u8; 32] = Sha256::digest(token.trim()).into();
         let is_known = self.keys.iter().any(|key| match key {
             Key::Token(known) => openssl::memcmp::eq(known, &hash),
             _ => false,
         });
-        Some(scheme.eq_ignore_ascii_case("bearer") && is_known)
+        (scheme.eq_ignore_ascii_case("bearer") && is_known).then_some(Proof::Token)
     }
 
-    /// Returns whether one of the secrets signed the parts, in a time that tells nothing of it.
-    fn is_by_secret(&self, parts: &[&[u8]], signature: &[u8]) -> bool {
-        self.keys.iter().any(|key| match key {
-            Key::Shared(key) => {
-                let mac = parts.iter().fold(key.clone(), |mac, part| mac.chain_update(part));
-                mac.verify_slice(signature).is_ok()
-            }
-            _ => false,
-        })
+    /// Returns whether one of the secrets made one of the signatures. The time of a comparison tells
+    /// nothing of the secret.
+    fn is_by_secret(&self, parts: &[&[u8]], signatures: &[Vec<u8>]) -> bool {
+        !signatures.is_empty()
+            && self.keys.iter().any(|key| match key {
+                Key::Shared(key) => {
+                    let mac = parts.iter().fold(key.clone(), |mac, part| mac.chain_update(part));
+                    let mac = mac.finalize().into_bytes();
+                    signatures.iter().any(|signature| {
+                        signature.len() == mac.len() && openssl::memcmp::eq(signature, &mac)
+                    })
+                }
+                _ => false,
+            })
     }
 
-    fn is_by_public_key(&self, parts: &[&[u8]], signature: &[u8]) -> bool {
+    fn is_by_public_key(&self, parts: &[&[u8]], signatures: &[Vec<u8>]) -> bool {
+        let keys = self.keys.iter().filter_map(|key| match key {
+            Key::Public(key) => Some(key),
+            _ => None,
+        });
+        let keys: Vec<_> = keys.collect();
+        if keys.is_empty() || signatures.is_empty() {
+            return false;
+        }
         let signed = parts.concat();
-        self.keys.iter().any(|key| match key {
-            Key::Public(key) => sign::Verifier::new_without_digest(key)
+        let is_by = |key: &PKey<Public>, signature: &[u8]| {
+            sign::Verifier::new_without_digest(key)
                 .and_then(|mut verifier| verifier.verify_oneshot(signature, &signed))
-                .unwrap_or(false),
-            _ => false,
-        })
+                .unwrap_or(false)
+        };
+        keys.iter().any(|key| signatures.iter().any(|signature| is_by(key, signature)))
     }
+}
+
+fn shared(head: String, signature: Vec<u8>) -> Option<Proof> {
+    Some(Proof::Signatures { head, shared: vec![signature], public: Vec::new() })
+}
+
+fn standard(headers: &HeaderMap, now: u64) -> Option<Proof> {
+    let id = single(headers, "webhook-id")?;
+    let time = single(headers, "webhook-timestamp").filter(|time| is_recent(time, now))?;
+    let (mut shared, mut public) = (Vec::new(), Vec::new());
+    for one in single(headers, "webhook-signature")?.split(' ').take(SIGNATURES_MAX) {
+        let Some((version, text)) = one.split_once(',') else { continue };
+        let Ok(signature) = STANDARD.decode(text) else { continue };
+        match version {
+            "v1" => shared.push(signature),
+            "v1a" => public.push(signature),
+            _ => {}
+        }
+    }
+    let is_signed = !(shared.is_empty() && public.is_empty());
+    is_signed.then(|| Proof::Signatures { head: format!("{id}.{time}."), shared, public })
+}
+
+fn stripe(headers: &HeaderMap, now: u64) -> Option<Proof> {
+    let members = single(headers, "stripe-signature")?.split(',');
+    let members: Vec<_> = members.filter_map(|member| member.trim().split_once('=')).collect();
+    let all = |name: &'static str| {
+        members.iter().filter(move |(of, _)| *of == name).map(|(_, value)| *value)
+    };
+    let time = all("t").next().filter(|time| is_recent(time, now))?;
+    let signatures = all("v1").take(SIGNATURES_MAX).filter_map(|text| hex::decode(text).ok());
+    let shared: Vec<_> = signatures.collect();
+    (!shared.is_empty()).then(|| Proof::Signatures {
+        head: format!("{time}."),
+        shared,
+        public: Vec::new(),
+    })
+}
+
+fn slack(headers: &HeaderMap, now: u64) -> Option<Proof> {
+    let time = single(headers, "x-slack-request-timestamp").filter(|time| is_recent(time, now))?;
+    let signature = single(headers, "x-slack-signature")?.strip_prefix("v0=")?;
+    shared(format!("v0:{time}:"), hex::decode(signature).ok()?)
 }
 
 fn key(scheme: Verification, secret: &str) -> Option<Key> {
@@ -173,11 +202,10 @@ pub(crate) fn single<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> 
     value.to_str().ok()
 }
 
-/// Returns whether a time in seconds is near enough to now. None where the text is no time.
-fn is_recent(text: &str, now: u64) -> Option<bool> {
+/// Returns whether a text is a time in seconds that is near enough to now.
+fn is_recent(text: &str, now: u64) -> bool {
     let is_number = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
-    let time: u64 = text.parse().ok().filter(|_| is_number)?;
-    Some(time.abs_diff(now) <= TOLERANCE_S)
+    is_number && text.parse::<u64>().is_ok_and(|time| time.abs_diff(now) <= TOLERANCE_S)
 }
 
 #[cfg(test)]

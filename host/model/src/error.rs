@@ -267,6 +267,17 @@ impl InboxError {
         }
     }
 
+    /// Returns whether PostgreSQL refuses the row itself, so that it would refuse it again: a value
+    /// that does not fit, or one that an index or a constraint of the table does not take. A missing
+    /// time partition counts as a constraint without a name, and is none of the row's.
+    pub fn is_of_row(&self) -> bool {
+        let Self::Refused(error) = self else { return false };
+        answered(error).is_some_and(|answer| {
+            let is_of = |class: &str| answer.sqlstate.starts_with(class);
+            is_of("22") || is_of("54") || is_of("23") && answer.constraint.is_some()
+        })
+    }
+
     /// Returns whether it is certain that nothing was committed.
     pub fn is_outcome_known(&self) -> bool {
         !matches!(self, Self::CommitUnknown(_))

@@ -67,7 +67,7 @@ pub(crate) async fn deliver_as(
             OutgoingReason::Failed,
             format!("the tenant's database does not show consumer `{}` yet", target.name),
         ),
-        Err(error) if is_of_row(&error) => Sent::parked(OutgoingReason::Refused, error.to_string()),
+        Err(error) if error.is_of_row() => Sent::parked(OutgoingReason::Refused, error.to_string()),
         Err(error @ InboxError::InFlightElsewhere) => {
             Sent::failed(OutgoingReason::Failed, error.to_string())
         }
@@ -101,17 +101,6 @@ fn message_of(
     let (sequence, reference) = (policy.sequence.as_ref(), policy.reference.as_ref());
     let decoded = identity::decode(record, &identity, sequence, reference, None, key);
     decoded.map_err(|(_, fault)| fault)
-}
-
-/// Returns whether PostgreSQL refuses the row itself, so that it would refuse it again: a value
-/// that does not fit, or one that an index or a constraint of the table does not take. A missing
-/// time partition counts as a constraint without a name, and is none of the row's.
-fn is_of_row(error: &InboxError) -> bool {
-    let InboxError::Refused(error) = error else { return false };
-    oncebox_model::tx::answered(error).is_some_and(|answer| {
-        let is_of = |class: &str| answer.sqlstate.starts_with(class);
-        is_of("22") || is_of("54") || is_of("23") && answer.constraint.is_some()
-    })
 }
 
 #[cfg(test)]

@@ -49,6 +49,13 @@ pub(crate) fn serve(
     }
     tracing::info!(ingress = listener.url(), "messages over HTTP are taken");
     let access = Arc::new(IngressAccess(host.due_poller.clone()));
-    let router = Ingress::new(host.control.clone(), access).router();
-    listener.serve(router, stop, GRACE)
+    // Connections of their own, so that the host's own work waits for none of them.
+    let ingress = Ingress::new(host.control.for_requests(), access);
+    let serving = listener.serve(ingress.router(), stop, GRACE);
+    async move {
+        tokio::select! {
+            () = serving => {}
+            () = ingress.keep() => {}
+        }
+    }
 }

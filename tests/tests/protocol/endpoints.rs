@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use oncebox_control::{
-    Control, DuplicateDecision, HostLimits, JobFilter, MasterKey, NewEndpoint, OutgoingAction,
-    OutgoingFilter, SecretRotation, generate_signing_secret,
+    Control, DuplicateDecision, HostLimits, IngressSecretChange, JobFilter, MasterKey, NewEndpoint,
+    OutgoingAction, OutgoingFilter, SecretRotation, generate_signing_secret,
 };
 use oncebox_model::outgoing::AnswerMode;
 use oncebox_tests::{
@@ -205,6 +205,7 @@ async fn secrets_are_sealed_for_their_tenant_alone() {
     assert!(stolen.contains("is damaged"), "{stolen}");
     fixture.inbox.execute("DELETE FROM oncebox.endpoint WHERE set_by = 'thief'").await;
 
+    seal_ingress_secret(&fixture).await;
     let new = MasterKey::parse(&MasterKey::generate()).unwrap();
     let rotated = control.tenants().rotate_master_key(&new).await.unwrap();
     assert_eq!((rotated.sealed, rotated.unchanged), (2, 0));
@@ -212,7 +213,27 @@ async fn secrets_are_sealed_for_their_tenant_alone() {
     let tenant_id = fixture.orders.tenant.tenant_id;
     assert!(after.endpoints().open(tenant_id, "pay").await.unwrap().is_some());
     assert!(control.endpoints().open(tenant_id, "pay").await.is_err(), "the key is another");
+    let rows = after.ingress().rows().await.unwrap();
+    assert_eq!(after.ingress().open(&rows[0]).unwrap(), [INGRESS_SECRET]);
+    assert!(control.ingress().open(&rows[0]).is_err(), "the key is another");
     fixture.finish().await;
+}
+
+const INGRESS_SECRET: &str = "0123456789abcdef0123456789abcdef";
+
+/// Gives the consumer a secret for messages over HTTP. The row holds it sealed.
+async fn seal_ingress_secret(fixture: &Fixture) {
+    let (tenant, name) = (&fixture.orders.tenant.name, &fixture.orders.row.name);
+    fixture
+        .inbox
+        .execute("UPDATE oncebox.consumer SET policy = policy || '{\"ingress\": {\"verify\": \"bearer\"}}'")
+        .await;
+    let change = IngressSecretChange::Replace(INGRESS_SECRET.to_owned());
+    let control = &fixture.inbox.control;
+    control.ingress().change_secret(tenant, name, &change).await.unwrap();
+    let readable = "SELECT count(*) FROM oncebox.ingress_secret WHERE position(convert_to(\
+        '0123456789abcdef', 'UTF8') IN sealed) > 0";
+    assert_eq!(fixture.inbox.number(readable).await, 0);
 }
 
 /// What could go wrong: a repeated request has another key or another body, so that the provider

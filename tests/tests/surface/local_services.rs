@@ -279,3 +279,23 @@ async fn the_shared_kafka_has_only_topics_that_were_created() {
         assert!(kafka.kill().is_err(), "nobody may kill the broker of all tests");
     }
 }
+
+/// The demo counts the same where every other delivery of a webhook comes over HTTP. What could go
+/// wrong: an event that comes both ways has two effects, or one that was answered has none after
+/// the host was killed.
+#[test]
+fn the_demo_takes_webhooks_over_http() {
+    let folder = TempDir::new("demo");
+    let program = oncebox_tests::host::program().unwrap();
+    let dir = folder.path().join("demo");
+    let arguments = ["demo", "--events", "120", "--kills", "1", "--source", "http", "--json"];
+    let output = Command::new(program).args(arguments).arg("--dir").arg(&dir).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said["kills"], 1);
+    let distinct = |tenant: &serde_json::Value| tenant["distinct"].as_u64().unwrap();
+    assert_eq!(said["tenants"].as_array().unwrap().iter().map(distinct).sum::<u64>(), 120);
+    let log = std::fs::read_to_string(dir.join("host.log")).unwrap();
+    assert!(log.contains("messages over HTTP are taken"), "the host took none");
+}

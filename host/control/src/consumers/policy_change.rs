@@ -164,6 +164,7 @@ fn leaves(value: &Value) -> BTreeMap<String, Value> {
 fn consequences(consumer: &Consumer, before: &Policy, after: &Policy) -> Vec<Consequence> {
     let mut all = Vec::new();
     of_identity(consumer, before, after, &mut all);
+    of_ingress(before, after, &mut all);
     of_topics(before, after, &mut all);
     of_ack(before, after, &mut all);
     of_order(before, after, &mut all);
@@ -200,6 +201,21 @@ fn of_identity(consumer: &Consumer, before: &Policy, after: &Policy, all: &mut V
                 .to_owned(),
         );
     }
+}
+
+/// Adds the consequences of another scheme of messages over HTTP, or of none.
+fn of_ingress(before: &Policy, after: &Policy, all: &mut Vec<Consequence>) {
+    let Some(known) = &before.ingress else { return };
+    let text = match &after.ingress {
+        None => "requests of senders over HTTP are refused; what is in the inbox is run",
+        Some(new) if new.verify != known.verify => {
+            "requests are verified in another way, and are refused until the consumer has a secret \
+                of that kind; the id of a message over HTTP may be found at another place, so that \
+                what is sent again around the change has its effect again"
+        }
+        Some(_) => return,
+    };
+    all.push(Consequence { key: "ingress.verify", text: text.to_owned() });
 }
 
 /// Adds the consequences of more or fewer topics.

@@ -100,7 +100,7 @@ pub(super) const CHECKS: &[Check] = &[
 /// the tenant's tables.
 const LOCKS_BESIDE: i64 = 64;
 /// Connections of a host beside those of tenants' sessions.
-const CONNECTIONS_BESIDE: i64 = 20;
+const CONNECTIONS_BESIDE: i64 = 28;
 
 impl Look<'_> {
     /// Checks that the lock table and the connections suffice for the live hosts.

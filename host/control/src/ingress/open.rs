@@ -21,6 +21,8 @@ pub struct IngressRow {
     pub is_active: bool,
     /// State of the consumer.
     pub state: ConsumerState,
+    /// Whether its inbox is in another database than the host's.
+    pub has_own_database: bool,
     /// Policy, as stored.
     pub policy: Value,
     /// Number of the latest change of the tenant that hosts must observe.
@@ -37,7 +39,8 @@ impl Ingress<'_> {
     /// An error of the host's database.
     pub async fn rows(&self) -> Result<Vec<IngressRow>, InboxError> {
         const LIST: &str = "SELECT c.consumer_id, c.name AS consumer, t.tenant_id, \
-                t.name AS tenant, t.state = 'active' AS is_active, c.state, c.policy, \
+                t.name AS tenant, t.state = 'active' AS is_active, c.state, \
+                t.database_url IS NOT NULL AS has_own_database, c.policy, \
                 t.revision AS tenant_revision, t.login, s.sealed \
             FROM oncebox.ingress_secret s JOIN oncebox.consumer c USING (consumer_id) \
             JOIN oncebox.tenant t USING (tenant_id) \

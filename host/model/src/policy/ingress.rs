@@ -123,6 +123,15 @@ impl Verification {
         if is_secret { Ok(()) } else { Err(fault) }
     }
 
+    /// Returns whether senders sign the id of an event with its body. Then nothing in the headers of
+    /// a CloudEvent counts, which nobody signs.
+    pub fn signs_id(self) -> bool {
+        match self {
+            Self::StandardWebhooks | Self::Stripe | Self::Slack => true,
+            Self::Github | Self::Shopify | Self::Bearer => false,
+        }
+    }
+
     /// Returns the scheme's own place of the id of an event, which its sender repeats when it sends
     /// the event again.
     pub fn id(self) -> IdSource {
