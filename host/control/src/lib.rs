@@ -110,7 +110,7 @@ pub use hosts::{
 };
 pub use ingress::{
     open::IngressRow,
-    secret::{IngressSecret, IngressSecretChange},
+    secret::{IngressSecret, IngressSecretChange, IngressSecrets},
 };
 pub use jobs::{
     JobAction,

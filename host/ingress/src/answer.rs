@@ -50,12 +50,16 @@ pub(crate) enum Refusal {
         /// Seconds until there is room.
         seconds: u64,
     },
-    /// The host has no room now, or another transaction has the message.
+    /// The memory for bodies is full.
+    Full,
+    /// The host is at work on other messages of the tenant, or another transaction has this one.
     Busy,
     /// The consumer takes nothing now: its tenant is suspended, it is deleted, or its inbox is
     /// moved.
     Closed,
-    /// The database or a setting does not let the host store the message, or COMMIT was not answered.
+    /// The consumer's policy or secret cannot be used.
+    Unusable,
+    /// The database does not let the host store the message, or did not answer COMMIT.
     Unavailable,
 }
 
@@ -68,7 +72,7 @@ impl Answer {
 
     /// Begins the series of all outcomes, so that each is seen to rise from its first one.
     pub(crate) fn begin_counts() {
-        const OUTCOMES: [&str; 13] = [
+        const OUTCOMES: [&str; 15] = [
             "stored",
             "known",
             "challenge",
@@ -79,8 +83,10 @@ impl Answer {
             "no_message",
             "collision",
             "rate_limited",
+            "full",
             "busy",
             "closed",
+            "unusable",
             "unavailable",
         ];
         for outcome in OUTCOMES {
@@ -108,8 +114,10 @@ impl Refusal {
             Self::NoMessage(_) => "no_message",
             Self::Collision(_) => "collision",
             Self::RateLimited { .. } => "rate_limited",
+            Self::Full => "full",
             Self::Busy => "busy",
             Self::Closed => "closed",
+            Self::Unusable => "unusable",
             Self::Unavailable => "unavailable",
         }
     }
@@ -122,7 +130,9 @@ impl Refusal {
             Self::Unfinished => StatusCode::REQUEST_TIMEOUT,
             Self::NoMessage(_) | Self::Collision(_) => StatusCode::UNPROCESSABLE_ENTITY,
             Self::RateLimited { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Self::Busy | Self::Closed | Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Full | Self::Busy | Self::Closed | Self::Unusable | Self::Unavailable => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
         }
     }
 
@@ -130,9 +140,9 @@ impl Refusal {
     fn retry_after(&self) -> Option<u64> {
         match self {
             Self::RateLimited { seconds } => Some(*seconds),
-            Self::Busy => Some(1),
+            Self::Full | Self::Busy => Some(1),
             Self::Unavailable => Some(5),
-            Self::Closed => Some(60),
+            Self::Closed | Self::Unusable => Some(60),
             _ => None,
         }
     }
@@ -150,7 +160,12 @@ impl Refusal {
                 format!("`{id}` is the id of another message, with another body")
             }
             Self::RateLimited { .. } => "more requests than the consumer takes".to_owned(),
-            Self::Busy => "the host has no room for this now, or is at work on it".to_owned(),
+            Self::Full => "the host has no room for the body now".to_owned(),
+            Self::Busy => "the host is at work on other messages, or on this one".to_owned(),
+            Self::Unusable => {
+                "the policy or the secret of the consumer cannot be used; the host's log says so"
+                    .to_owned()
+            }
             Self::Closed => "the consumer takes no messages now".to_owned(),
             Self::Unavailable => "the host cannot store messages now; its log says why".to_owned(),
         }

@@ -12,15 +12,16 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const BODY_MAX: Duration = Duration::from_secs(10);
 
 /// The memory for bodies, in kilobytes: that of the host, and the part of it that the bodies of one
-/// consumer take at most. So strangers who know the name of a consumer fill its part alone.
+/// consumer take at most. So requests that nothing has verified fill a consumer's part before they
+/// fill the host's.
 #[derive(Clone)]
 pub(crate) struct BodyMemory([Arc<Semaphore>; 2]);
 
 impl BodyMemory {
     /// Kilobytes of a host.
     const HOST_KB: usize = 64 << 10;
-    /// Kilobytes of a consumer; no body is larger than half of it.
-    const CONSUMER_KB: usize = 16 << 10;
+    /// Kilobytes of a consumer, unless two of its largest bodies have more.
+    const CONSUMER_KB: usize = 4 << 10;
 
     /// Creates the memory of a host.
     pub(crate) fn of_host() -> Arc<Semaphore> {
@@ -28,8 +29,9 @@ impl BodyMemory {
     }
 
     /// Creates the part of a consumer.
-    pub(crate) fn of_consumer(host: Arc<Semaphore>) -> Self {
-        Self([host, Arc::new(Semaphore::new(Self::CONSUMER_KB))])
+    pub(crate) fn of_consumer(host: Arc<Semaphore>, body_bytes_max: usize) -> Self {
+        let largest = body_bytes_max.next_power_of_two() >> 10;
+        Self([host, Arc::new(Semaphore::new(Self::CONSUMER_KB.max(2 * largest)))])
     }
 
     fn take(&self, kilobytes: u32) -> Option<[OwnedSemaphorePermit; 2]> {
@@ -54,7 +56,7 @@ pub(crate) enum BodyError {
     /// Not whole in time, or the client is gone.
     Unfinished,
     /// No memory is free.
-    Busy,
+    Full,
 }
 
 /// Reads a body of at most so many bytes. Memory is taken as the bytes come: a client that sends
@@ -86,8 +88,8 @@ async fn collect(
         // The buffer doubles as it grows.
         let needed = length.next_power_of_two().div_ceil(1 << 10);
         if needed > kilobytes {
-            let more = u32::try_from(needed - kilobytes).map_err(|_| BodyError::Busy)?;
-            held.extend(memory.take(more).ok_or(BodyError::Busy)?);
+            let more = u32::try_from(needed - kilobytes).map_err(|_| BodyError::Full)?;
+            held.extend(memory.take(more).ok_or(BodyError::Full)?);
             kilobytes = needed;
         }
         bytes.extend_from_slice(&data);
@@ -123,7 +125,7 @@ mod tests {
         };
         for memory in [memory(32, 4), memory(4, 32)] {
             assert_eq!(read_of(1_001, 1_000, &memory).await, Err(BodyError::TooLarge));
-            assert_eq!(read_of(5_000, 10_000, &memory).await, Err(BodyError::Busy));
+            assert_eq!(read_of(5_000, 10_000, &memory).await, Err(BodyError::Full));
             assert_eq!(read_of(4_000, 10_000, &memory).await, Ok(4_000));
             assert_eq!(free(&memory).iter().sum::<usize>(), 36, "a refused body holds nothing");
         }

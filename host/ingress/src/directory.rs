@@ -1,9 +1,9 @@
 //! The consumers that take messages over HTTP, as the host's database has them now. A task reads all
-//! of them together, once a second, so that no request waits for that, and one under a name that
-//! nobody has costs no query.
+//! of them together, once a second, so that no request waits for that, and one under an unknown name
+//! costs no query.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -30,6 +30,8 @@ const LOOK_MAX: Duration = Duration::from_secs(5);
 const STALE: Duration = Duration::from_secs(10);
 /// Transactions of one tenant at a time, on this host: fewer than there are for all.
 const TENANT_STORES_MAX: usize = 3;
+/// The same in a database of its own, of whose few connections the host's own work needs the rest.
+const OWN_STORES_MAX: usize = 1;
 
 /// A consumer that takes messages over HTTP.
 pub(crate) struct Receiver {
@@ -54,7 +56,9 @@ pub(crate) enum Lookup {
     Receiver(Arc<Receiver>),
     /// No consumer takes messages over HTTP under it.
     Nobody,
-    /// The database has not answered for a while, or the policy or the secret cannot be used.
+    /// The policy or the secret cannot be used.
+    Unusable,
+    /// The database has not answered for a while.
     Unknown,
 }
 
@@ -63,6 +67,8 @@ type Names = (String, String);
 #[derive(Default)]
 struct Known {
     read_at: Option<Instant>,
+    /// Whether the last look failed.
+    is_failing: bool,
     /// None: a policy or a secret that cannot be used.
     receivers: HashMap<Names, Option<Arc<Receiver>>>,
     turns: HashMap<i32, Arc<Semaphore>>,
@@ -83,22 +89,22 @@ impl Directory {
 
     /// Reads the consumers again and again. Does not end.
     pub(crate) async fn keep(&self) {
-        let mut is_failing = false;
         loop {
-            let looked = timeout(LOOK_MAX, self.control.ingress().rows()).await;
-            let failure = match looked {
-                Ok(Ok(rows)) => {
-                    self.renew(rows);
-                    None
-                }
-                Ok(Err(error)) => Some(error.to_string()),
-                Err(_) => Some("no answer in time".to_owned()),
-            };
-            if let Some(error) = failure.as_ref().filter(|_| !is_failing) {
-                tracing::warn!(error, "failed to read who takes messages over HTTP");
-            }
-            is_failing = failure.is_some();
             sleep(EVERY).await;
+            self.look().await;
+        }
+    }
+
+    /// Reads the consumers. Where that fails, what is known stays until it is stale.
+    pub(crate) async fn look(&self) {
+        let began = Instant::now();
+        let error = match timeout(LOOK_MAX, self.control.ingress().rows()).await {
+            Ok(Ok(rows)) => return self.renew(began, rows),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "no answer in time".to_owned(),
+        };
+        if !std::mem::replace(&mut self.known().is_failing, true) {
+            tracing::warn!(error, "failed to read which consumers take messages over HTTP");
         }
     }
 
@@ -110,16 +116,17 @@ impl Directory {
         }
         match known.receivers.get(&(tenant.to_owned(), consumer.to_owned())) {
             Some(Some(receiver)) => Lookup::Receiver(receiver.clone()),
-            Some(None) => Lookup::Unknown,
+            Some(None) => Lookup::Unusable,
             None => Lookup::Nobody,
         }
     }
 
     /// Takes over the rows. A consumer whose row is the same keeps what is known of it.
-    fn renew(&self, rows: Vec<IngressRow>) {
+    fn renew(&self, began: Instant, rows: Vec<IngressRow>) {
         let mut known = self.known();
         let mut before = std::mem::take(&mut known.receivers);
-        known.turns.retain(|tenant_id, _| rows.iter().any(|row| row.tenant_id == *tenant_id));
+        let tenants: HashSet<_> = rows.iter().map(|row| row.tenant_id).collect();
+        known.turns.retain(|tenant_id, _| tenants.contains(tenant_id));
         for row in rows {
             let names = (row.tenant.clone(), row.consumer.clone());
             let receiver = match before.remove(&names) {
@@ -139,7 +146,7 @@ impl Directory {
             };
             known.receivers.insert(names, receiver);
         }
-        known.read_at = Some(Instant::now());
+        (known.read_at, known.is_failing) = (Some(began), false);
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -154,13 +161,15 @@ impl Directory {
     ) -> Option<Receiver> {
         let policy: Policy = serde_json::from_value(row.policy.clone()).ok()?;
         let ingress = policy.ingress.clone()?;
-        let secrets = self.control.ingress().open(&row).ok()?;
-        let verifier = Verifier::new(ingress.verify, &secrets)?;
+        let opened = self.control.ingress().open(&row).ok();
+        let opened = opened.filter(|opened| opened.scheme == ingress.verify)?;
+        let verifier = Verifier::new(ingress.verify, &opened.secrets)?;
+        let most = if row.has_own_database { OWN_STORES_MAX } else { TENANT_STORES_MAX };
         let turns = turns.entry(row.tenant_id);
-        let turns = turns.or_insert_with(|| Semaphore::new(TENANT_STORES_MAX).into());
+        let turns = turns.or_insert_with(|| Semaphore::new(most).into());
         Some(Receiver {
             identity: ingress.identity(&policy.identity),
-            memory: BodyMemory::of_consumer(self.memory.clone()),
+            memory: BodyMemory::of_consumer(self.memory.clone(), ingress.body_bytes_max),
             turns: turns.clone(),
             bucket: Mutex::default(),
             target: AsyncMutex::default(),

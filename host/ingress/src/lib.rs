@@ -12,10 +12,10 @@
 mod route;
 // The consumers that take messages over HTTP, as the host's database has them now.
 mod directory;
+// The verification of a request: of its headers, then of its body.
+mod verifier;
 // The body of a request, within its bounds.
 mod body;
-// The verification of a request.
-mod verifier;
 // From a request to a record.
 mod request;
 // The transaction that stores a message.

@@ -50,9 +50,9 @@ pub(crate) fn record(
     ingress: &IngressPolicy,
     now_us: i64,
 ) -> Result<Record, HeadersTooLarge> {
-    let is_unsigned = ingress.verify.signs_id();
-    let kept = headers.iter().filter(|(name, _)| is_kept(name, is_unsigned));
-    let key = headers.get(KEY_HEADER).filter(|_| !is_unsigned);
+    let signs_id = ingress.verify.signs_id();
+    let kept = headers.iter().filter(|(name, _)| is_kept(name, signs_id));
+    let key = headers.get(KEY_HEADER).filter(|_| !signs_id);
     let key = key.map(|value| value.as_bytes().to_vec());
     let mut kept: Headers =
         kept.map(|(name, value)| (recorded(name), value.as_bytes().to_vec())).collect();
@@ -75,15 +75,15 @@ pub(crate) fn record(
     })
 }
 
-/// Returns whether a message keeps a header: not one with a name that only the record has, and with
-/// `is_unsigned` none of a CloudEvent, which would say another id than the sender signed.
-fn is_kept(name: &HeaderName, is_unsigned: bool) -> bool {
+/// Returns whether a message keeps a header: not one with a name that only the record has, and none
+/// of a CloudEvent where the sender `signs_id`: it would say another id than the signed one.
+fn is_kept(name: &HeaderName, signs_id: bool) -> bool {
     let name = name.as_str();
     let is_of = |prefix: &str| name.starts_with(prefix);
     !(DROPPED.contains(&name)
         || is_of("x-forwarded-")
         || is_of("ce_")
-        || is_unsigned && is_of("ce-")
+        || signs_id && is_of("ce-")
         || name == INGRESS_TYPE_HEADER)
 }
 

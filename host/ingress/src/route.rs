@@ -28,6 +28,7 @@ use tokio::{
     sync::{Semaphore, SemaphorePermit},
     time::{Instant, timeout},
 };
+use tokio_util::task::TaskTracker;
 
 use crate::{
     answer::{Answer, Refusal},
@@ -40,8 +41,9 @@ use crate::{
 
 /// Transactions in the host's own database at a time, for all its tenants.
 const STORES_MAX: usize = 4;
-/// Longest wait for a turn.
-const TURN_MAX: Duration = Duration::from_secs(5);
+/// Longest wait for the place of an inbox, and longest wait for a turn. With that for a lock they
+/// are below the three seconds that the least patient senders wait.
+const WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// The host, as the ingress needs it.
 pub trait IngressHost: Send + Sync + 'static {
@@ -57,25 +59,39 @@ pub struct Ingress {
     directory: Directory,
     turns: Semaphore,
     host: Arc<dyn IngressHost>,
+    /// Transactions under way, also those whose clients are gone.
+    tasks: TaskTracker,
     /// Lines of the log about errors.
     lines: Mutex<TokenBucket>,
 }
 
 impl Ingress {
-    /// Creates the ingress of a host. It answers once [`Ingress::keep`] runs.
+    /// Creates the ingress of a host. Until [`Ingress::begin`] it knows no consumer.
     pub fn new(control: Control, host: Arc<dyn IngressHost>) -> Arc<Self> {
         Answer::begin_counts();
         Arc::new(Self {
             directory: Directory::new(control),
             turns: Semaphore::new(STORES_MAX),
             host,
+            tasks: TaskTracker::new(),
             lines: Mutex::default(),
         })
     }
 
-    /// Reads again and again who takes messages over HTTP. Does not end.
+    /// Reads for the first time which consumers take messages over HTTP.
+    pub async fn begin(&self) {
+        self.directory.look().await;
+    }
+
+    /// Reads that again and again. Does not end.
     pub async fn keep(&self) {
         self.directory.keep().await;
+    }
+
+    /// Waits for the transactions under way, once no request comes any more.
+    pub async fn finish(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
     }
 
     /// Returns the ingress as a service.
@@ -111,14 +127,16 @@ impl Ingress {
         }
         // A task of its own: a client that goes away ends no transaction in its middle.
         let headers = head.headers.clone();
-        let storing = tokio::spawn(async move { self.store(&receiver, &headers, body).await });
-        storing.await.map_err(|_| Refusal::Unavailable)?
+        let ingress = self.clone();
+        let storing = async move { ingress.store(&receiver, &headers, body).await };
+        self.tasks.spawn(storing).await.map_err(|_| Refusal::Unavailable)?
     }
 
     fn receiver(&self, tenant: &str, consumer: &str) -> Result<Arc<Receiver>, Refusal> {
         match self.directory.get(tenant, consumer) {
             Lookup::Receiver(receiver) => Ok(receiver),
             Lookup::Nobody => Err(Refusal::Unverified),
+            Lookup::Unusable => Err(Refusal::Unusable),
             Lookup::Unknown => Err(Refusal::Unavailable),
         }
     }
@@ -129,9 +147,10 @@ impl Ingress {
         headers: &HeaderMap,
         body: ReadBody,
     ) -> Result<Answer, Refusal> {
-        let target = self.directory.target(receiver).await;
+        let target = timeout(WAIT_MAX, self.directory.target(receiver)).await;
+        let target = target.map_err(|_| Refusal::Unavailable)?;
         let (pool, key) = target.map_err(|error| self.refusal(&error))?;
-        let _turns = timeout(TURN_MAX, self.turn(receiver)).await.map_err(|_| Refusal::Busy)?;
+        let _turns = timeout(WAIT_MAX, self.turn(receiver)).await.map_err(|_| Refusal::Busy)?;
         let ReadBody { bytes, memory: _memory } = body;
         let message = message(receiver, headers, bytes, Utc::now().timestamp_micros(), &key)?;
         let (tenant_id, consumer_id) = (receiver.row.tenant_id, receiver.row.consumer_id);
@@ -168,7 +187,7 @@ impl Ingress {
     /// Returns the refusal for an error. Logs one that is not the sender's, at most once a second.
     fn refusal(&self, error: &InboxError) -> Refusal {
         if error.is_of_row() {
-            return Refusal::NoMessage(format!("PostgreSQL cannot keep a value of it: {error}"));
+            return Refusal::NoMessage("PostgreSQL cannot keep one of its values".to_owned());
         }
         if matches!(error, InboxError::InFlightElsewhere) {
             return Refusal::Busy;
@@ -191,7 +210,7 @@ async fn read(receiver: &Receiver, headers: &HeaderMap, body: Body) -> Result<Re
     body::read(body, most, &receiver.memory).await.map_err(|error| match error {
         BodyError::TooLarge => Refusal::TooLarge(most),
         BodyError::Unfinished => Refusal::Unfinished,
-        BodyError::Busy => Refusal::Busy,
+        BodyError::Full => Refusal::Full,
     })
 }
 

@@ -6,7 +6,7 @@ use sqlx::PgPool;
 /// Begin of the transaction. The function rests on a snapshot for each statement. A message that
 /// another transaction runs at the moment has its id locked; its sender is asked to wait instead.
 const BEGIN: &str =
-    "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = '2s'";
+    "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = '1s'";
 
 /// What became of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -53,9 +53,11 @@ pub(crate) fn serve(
     let ingress = Ingress::new(host.control.for_requests(), access);
     let serving = listener.serve(ingress.router(), stop, GRACE);
     async move {
+        ingress.begin().await;
         tokio::select! {
             () = serving => {}
             () = ingress.keep() => {}
         }
+        ingress.finish().await;
     }
 }

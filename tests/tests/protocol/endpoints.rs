@@ -214,7 +214,7 @@ async fn secrets_are_sealed_for_their_tenant_alone() {
     assert!(after.endpoints().open(tenant_id, "pay").await.unwrap().is_some());
     assert!(control.endpoints().open(tenant_id, "pay").await.is_err(), "the key is another");
     let rows = after.ingress().rows().await.unwrap();
-    assert_eq!(after.ingress().open(&rows[0]).unwrap(), [INGRESS_SECRET]);
+    assert_eq!(after.ingress().open(&rows[0]).unwrap().secrets, [INGRESS_SECRET]);
     assert!(control.ingress().open(&rows[0]).is_err(), "the key is another");
     fixture.finish().await;
 }

@@ -3,7 +3,7 @@
 use oncebox_model::{error::InboxError, status::ConsumerState};
 use serde_json::Value;
 
-use super::secret::unsealed;
+use super::secret::IngressSecrets;
 use crate::handles::Ingress;
 
 /// A consumer that takes messages over HTTP, as its rows are now.
@@ -48,11 +48,11 @@ impl Ingress<'_> {
         Ok(sqlx::query_as(LIST).fetch_all(&self.0.pool).await?)
     }
 
-    /// Opens the secrets of a consumer, the present one first.
+    /// Opens the secrets of a consumer.
     ///
     /// # Errors
     /// `Sealed` where no key of this process opens them.
-    pub fn open(&self, row: &IngressRow) -> Result<Vec<String>, InboxError> {
-        unsealed(&self.0.key, &row.login, &row.consumer, &row.sealed)
+    pub fn open(&self, row: &IngressRow) -> Result<IngressSecrets, InboxError> {
+        IngressSecrets::unsealed(&self.0.key, &row.login, &row.consumer, &row.sealed)
     }
 }

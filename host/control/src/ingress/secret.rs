@@ -1,6 +1,7 @@
 //! Changes of the secrets by which a consumer knows its senders.
 
 use oncebox_model::{error::InboxError, policy::Verification};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::PgConnection;
 
@@ -26,6 +27,15 @@ pub struct IngressSecret {
     pub set_at: chrono::DateTime<chrono::Utc>,
     /// Who made it.
     pub set_by: String,
+}
+
+/// What is sealed: secrets count for the scheme alone under which they were given.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IngressSecrets {
+    /// The scheme.
+    pub scheme: Verification,
+    /// The secrets, the present one first.
+    pub secrets: Vec<String>,
 }
 
 /// A change of the secrets of a consumer.
@@ -62,17 +72,18 @@ impl Ingress<'_> {
         let scheme = scheme(&consumer)?;
         let mut tx = self.0.pool.begin().await?;
         let row = self.0.tenants().lock(&mut tx, tenant).await?;
-        let known = self.stored(&mut tx, &row, &consumer).await?;
+        let known = self.stored(&mut tx, &row, &consumer, scheme).await?;
         let secrets = changed(known, change, &consumer)?;
         if let Some(secret) = secrets.first() {
             let fault =
                 |fault: oncebox_model::policy::SecretFault| InboxError::Invalid(fault.to_string());
             scheme.check_secret(secret).map_err(fault)?;
         }
-        let sealed = sealed(&self.0.key, &row, name, &secrets);
+        let count = secrets.len() as i32;
+        let sealed = IngressSecrets { scheme, secrets }.sealed(&self.0.key, &row, name);
         let query = sqlx::query_as(KEEP)
             .bind(consumer.consumer_id)
-            .bind(secrets.len() as i32)
+            .bind(count)
             .bind(sealed)
             .bind(&self.0.actor);
         let kept: IngressSecret = query.fetch_one(&mut *tx).await?;
@@ -163,20 +174,23 @@ impl Ingress<'_> {
         Ok(is_changed)
     }
 
-    /// Reads, locks and opens the secrets of a consumer. None that nobody can open any more: they
-    /// are given anew.
+    /// Reads, locks and opens the secrets of a consumer for a scheme. None where no key opens them
+    /// any more, or where they are of another scheme: they are given anew.
     async fn stored(
         &self,
         connection: &mut PgConnection,
         tenant: &Tenant,
         consumer: &Consumer,
+        scheme: Verification,
     ) -> Result<Vec<String>, InboxError> {
         const READ: &str = "SELECT sealed FROM oncebox.ingress_secret WHERE consumer_id = $1 FOR \
             UPDATE";
         let query = sqlx::query_scalar(READ).bind(consumer.consumer_id);
         let known: Option<Vec<u8>> = query.fetch_optional(connection).await?;
         let Some(known) = known else { return Ok(Vec::new()) };
-        Ok(unsealed(&self.0.key, &tenant.login, &consumer.name, &known).unwrap_or_default())
+        let opened =
+            IngressSecrets::unsealed(&self.0.key, &tenant.login, &consumer.name, &known).ok();
+        Ok(opened.filter(|it| it.scheme == scheme).map(|it| it.secrets).unwrap_or_default())
     }
 }
 
@@ -226,27 +240,29 @@ fn changed(
     }
 }
 
-fn sealed(key: &MasterKey, tenant: &Tenant, consumer: &str, secrets: &[String]) -> Vec<u8> {
-    let text = serde_json::to_vec(secrets).expect("texts are JSON");
-    key.seal(PURPOSE, &subject(&tenant.login, consumer), &text)
-}
+impl IngressSecrets {
+    fn sealed(&self, key: &MasterKey, tenant: &Tenant, consumer: &str) -> Vec<u8> {
+        let text = serde_json::to_vec(self).expect("texts are JSON");
+        key.seal(PURPOSE, &subject(&tenant.login, consumer), &text)
+    }
 
-/// Opens the secrets of a consumer.
-///
-/// # Errors
-/// `Sealed` where no key of this process opens them.
-pub(super) fn unsealed(
-    key: &MasterKey,
-    login: &str,
-    consumer: &str,
-    sealed: &[u8],
-) -> Result<Vec<String>, InboxError> {
-    let text = key.unseal(PURPOSE, &subject(login, consumer), sealed)?;
-    serde_json::from_slice(&text).map_err(|_| {
-        InboxError::Sealed(format!(
-            "the secret of consumer `{consumer}` is of a form that this version does not know"
-        ))
-    })
+    /// Opens the secrets of a consumer.
+    ///
+    /// # Errors
+    /// `Sealed` where no key of this process opens them.
+    pub(super) fn unsealed(
+        key: &MasterKey,
+        login: &str,
+        consumer: &str,
+        sealed: &[u8],
+    ) -> Result<Self, InboxError> {
+        let text = key.unseal(PURPOSE, &subject(login, consumer), sealed)?;
+        serde_json::from_slice(&text).map_err(|_| {
+            InboxError::Sealed(format!(
+                "the secret of consumer `{consumer}` is of a form that this version does not know"
+            ))
+        })
+    }
 }
 
 fn subject(login: &str, consumer: &str) -> String {

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt::Debug};
 
 use anyhow::Result;
 use oncebox_control::Control;
+use oncebox_model::policy::INGRESS_TOPIC;
 
 use super::{
     TENANTS, TenantCount, effects,
@@ -131,6 +132,13 @@ fn same(what: &str, expected: u64, found: u64, differences: &mut Vec<String>) {
     if expected != found {
         differences.push(format!("{what}: expected {expected}, found {found}"));
     }
+}
+
+/// Counts the messages that came over HTTP, before any record of them.
+pub(super) async fn over_http(control: &Control) -> Result<u64> {
+    const COUNT: &str = "SELECT count(*) FROM oncebox.inbox WHERE topic = $1";
+    let count: i64 = sqlx::query_scalar(COUNT).bind(INGRESS_TOPIC).fetch_one(&control.pool).await?;
+    Ok(count.unsigned_abs())
 }
 
 async fn inbox(control: &Control, tenant: &str) -> Result<(u64, u64)> {

@@ -124,8 +124,9 @@ pub async fn run(args: DemoOptions, as_json: bool) -> Result<()> {
     let ledgers = reader.finish().await?.into_iter().zip(provider.ledgers());
     let ledgers: Vec<_> = ledgers.map(|(events, calls)| TenantLedgers { events, calls }).collect();
     let rows = found::compare(&control, &expected, &progress, &ledgers).await?;
+    let over_http = found::over_http(&control).await?;
     drop((postgres, broker));
-    report(&rows, &progress, started.elapsed(), as_json)
+    report(&rows, over_http, &progress, started.elapsed(), as_json)
 }
 
 /// Name of the file that marks a folder of the demo.
@@ -322,16 +323,26 @@ struct TenantCount {
 }
 
 /// Prints the table or the JSON. It is an error if any number differs.
-fn report(rows: &[TenantCount], progress: &Progress, took: Duration, as_json: bool) -> Result<()> {
+fn report(
+    rows: &[TenantCount],
+    over_http: u64,
+    progress: &Progress,
+    took: Duration,
+    as_json: bool,
+) -> Result<()> {
     if as_json {
         let tenants: Vec<_> = rows.iter().map(tenant_json).collect();
-        output::json(
-            &json!({ "kills": progress.kills(), "tenants": tenants, "seconds": took.as_secs() }),
-        )?;
+        output::json(&json!({
+            "kills": progress.kills(), "over_http_first": over_http, "tenants": tenants,
+            "seconds": took.as_secs(),
+        }))?;
     } else {
         print_table(rows);
         let (kills, s) = (progress.kills(), if progress.kills() == 1 { "" } else { "s" });
         println!("\nkilled {kills} time{s} with a transaction open; {} s", took.as_secs());
+        if over_http > 0 {
+            println!("{over_http} webhooks came over HTTP first, the others by Kafka");
+        }
     }
     let differences: Vec<_> = rows
         .iter()

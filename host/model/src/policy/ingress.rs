@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Serialize};
 
-use super::{IdSource, IdentityPolicy, Policy, TypeSource};
+use super::{Collision, IdSource, IdentityPolicy, Policy, TypeSource};
 
 /// Name that rows of messages over HTTP have in place of a topic. No topic that a tenant may read
 /// has it by default.
@@ -201,11 +201,15 @@ impl IngressPolicy {
         format!(
             "It takes messages over HTTP, too, of at most {} bytes and at most {} a second on one \
                 host, from senders that its secret verifies as `{}` says. Their id is {}. A \
-                request without an id is refused, and so is one under a known id with another body.",
+                request without an id is refused{}.",
             self.body_bytes_max,
             self.requests_per_second,
             self.verify.name(),
-            ids.join(", else ")
+            ids.join(", else "),
+            match policy.collision() {
+                Collision::Park => ", and so is one under a known id with another body",
+                Collision::Ignore => "",
+            }
         )
     }
 }
