@@ -521,8 +521,9 @@ async fn a_server_that_is_away_costs_its_tenants_alone() {
     );
     until(&servers[1].url, &waiting, CONNECTIONS_MAX as i64).await;
     sent = effects(&fixture, &others, "b", sent).await;
-    assert_eq!(number(&servers[1].url, TENANTS).await, CONNECTIONS_MAX as i64);
-    assert_eq!(number(&servers[1].url, &waiting).await, CONNECTIONS_MAX as i64);
+    // A claim gives up a lock after two seconds, and its session may end meanwhile.
+    assert!(number(&servers[1].url, TENANTS).await <= CONNECTIONS_MAX as i64);
+    until(&servers[1].url, &waiting, CONNECTIONS_MAX as i64).await;
     drop(locks);
     for number in &away {
         fixture.wait_effects(*number, sent).await;

@@ -346,7 +346,7 @@ async fn every_table_with_rows_of_tenants_goes_along_or_says_why_not() {
         ('tenant_id', 'consumer_id', 'deployment_id', 'replay_id', 'erasure_id', 'version_id', \
         'handler_id')";
     // Of the host's database alone: the source about tenants, and what hosts report.
-    const OF_THE_HOST: [&str; 17] = [
+    const OF_THE_HOST: [&str; 18] = [
         "tenant",
         "consumer",
         "tenant_store",
@@ -360,6 +360,7 @@ async fn every_table_with_rows_of_tenants_goes_along_or_says_why_not() {
         "deployment_outcome",
         "host_consumer",
         "host_endpoint",
+        "ingress_secret",
         "consumer_start",
         "start_mark",
         "placed_tenant",

@@ -1252,15 +1252,17 @@ impl Defect {
             Made::Switch => {}
             Made::Statements(sql) => fixture.execute(sql).await,
             Made::Functions(changes) | Made::SwitchAndFunctions(changes) => {
-                for (function, from, to) in changes {
-                    change(fixture, function, from, to).await;
+                for of_one in changes.chunk_by(|one, next| one.0 == next.0) {
+                    change(fixture, of_one).await;
                 }
             }
         }
     }
 }
 
-async fn change(fixture: &InboxFixture, function: &str, from: &str, to: &str) {
+/// Replaces places of one function.
+async fn change(fixture: &InboxFixture, changes: &[(&str, &str, &str)]) {
+    let function = changes[0].0;
     let schema = if [
         "authorize",
         "release_unblocked",
@@ -1283,9 +1285,12 @@ async fn change(fixture: &InboxFixture, function: &str, from: &str, to: &str) {
     let query = sqlx::query_scalar(AssertSqlSafe(format!(
         "SELECT pg_get_functiondef('{schema}.{function}'::regproc)"
     )));
-    let text: String = query.fetch_one(&fixture.pool).await.unwrap();
-    assert!(text.contains(from), "`{function}` does not say `{from}` any more:\n{text}");
-    fixture.execute(text.replace(from, to)).await;
+    let mut text: String = query.fetch_one(&fixture.pool).await.unwrap();
+    for (_, from, to) in changes {
+        assert!(text.contains(from), "`{function}` does not say `{from}` any more:\n{text}");
+        text = text.replace(from, to);
+    }
+    fixture.execute(text).await;
 }
 
 async fn fixture(defect: Option<&Defect>) -> InboxFixture {
