@@ -281,7 +281,10 @@ async fn what_is_not_verified_leaves_nothing() {
     for number in 0..FORGED / 8 {
         let kinds = (0..8).map(|kind| forged(&fixture, address, number * 8 + kind));
         for (kind, said) in futures::future::join_all(kinds).await.into_iter().enumerate() {
-            let (status, _) = said.unwrap_or((0, String::new()));
+            // The answer to a large body can be lost with the connection, which is closed before all
+            // of the body is read; the count below has it.
+            let lost = if kind == 2 { 413 } else { 0 };
+            let (status, _) = said.unwrap_or((lost, String::new()));
             assert!((400..500).contains(&status), "kind {kind}: {status}");
         }
     }
