@@ -7,6 +7,25 @@ use axum::{
 use metrics::counter;
 use serde_json::json;
 
+/// Every outcome, as metrics name it.
+const OUTCOMES: [&str; 15] = [
+    "stored",
+    "known",
+    "challenge",
+    "unverified",
+    "too_large",
+    "headers_too_large",
+    "unfinished",
+    "no_message",
+    "collision",
+    "rate_limited",
+    "full",
+    "busy",
+    "closed",
+    "unusable",
+    "unavailable",
+];
+
 /// The outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
@@ -72,23 +91,6 @@ impl Answer {
 
     /// Begins the series of all outcomes, so that each is seen to rise from its first one.
     pub(crate) fn begin_counts() {
-        const OUTCOMES: [&str; 15] = [
-            "stored",
-            "known",
-            "challenge",
-            "unverified",
-            "too_large",
-            "headers_too_large",
-            "unfinished",
-            "no_message",
-            "collision",
-            "rate_limited",
-            "full",
-            "busy",
-            "closed",
-            "unusable",
-            "unavailable",
-        ];
         for outcome in OUTCOMES {
             counter!("oncebox_ingress_requests_total", "outcome" => outcome).increment(0);
         }
@@ -211,4 +213,43 @@ fn json_response(
 ) -> Response {
     let content_type = HeaderValue::from_static(content_type);
     (status, [(header::CONTENT_TYPE, content_type)], body.to_string()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // What could go wrong: an outcome is added whose series begins with its first request, or one
+    // that the documentation does not name.
+    #[test]
+    fn every_outcome_has_a_series_and_its_words() {
+        const DOCS: &str = include_str!("../../../docs/ingress.md");
+        let text = String::new;
+        let refusals = [
+            Refusal::Unverified,
+            Refusal::TooLarge(1),
+            Refusal::HeadersTooLarge,
+            Refusal::Unfinished,
+            Refusal::NoMessage(text()),
+            Refusal::Collision(text()),
+            Refusal::RateLimited { seconds: 1 },
+            Refusal::Full,
+            Refusal::Busy,
+            Refusal::Closed,
+            Refusal::Unusable,
+            Refusal::Unavailable,
+        ];
+        for refusal in &refusals {
+            let code = refusal.code();
+            assert!(DOCS.contains(&format!("`{code}`")), "{code}");
+            assert!(!refusal.detail().is_empty() || matches!(refusal, Refusal::NoMessage(_)));
+        }
+        let answers = [
+            Answer::Stored { id: text(), status: text() },
+            Answer::Known { id: text(), status: text() },
+            Answer::Challenge(text()),
+        ];
+        let all = answers.into_iter().chain(refusals.map(Answer::Refused));
+        assert_eq!(all.map(|answer| answer.outcome()).collect::<Vec<_>>(), OUTCOMES);
+    }
 }

@@ -70,7 +70,7 @@ struct Known {
     /// Whether the last look failed.
     is_failing: bool,
     /// None: a policy or a secret that cannot be used.
-    receivers: HashMap<Names, Option<Arc<Receiver>>>,
+    receivers: Arc<HashMap<Names, Option<Arc<Receiver>>>>,
     turns: HashMap<i32, Arc<Semaphore>>,
 }
 
@@ -110,29 +110,34 @@ impl Directory {
 
     /// Returns what is known of a consumer by its names.
     pub(crate) fn get(&self, tenant: &str, consumer: &str) -> Lookup {
+        let names = (tenant.to_owned(), consumer.to_owned());
         let known = self.known();
         if known.read_at.is_none_or(|at| at.elapsed() > STALE) {
             return Lookup::Unknown;
         }
-        match known.receivers.get(&(tenant.to_owned(), consumer.to_owned())) {
+        match known.receivers.get(&names) {
             Some(Some(receiver)) => Lookup::Receiver(receiver.clone()),
             Some(None) => Lookup::Unusable,
             None => Lookup::Nobody,
         }
     }
 
-    /// Takes over the rows. A consumer whose row is the same keeps what is known of it.
+    /// Takes over the rows. A consumer whose row is the same keeps what is known of it. Policies are
+    /// read and secrets opened before the lock is taken, for which requests wait.
     fn renew(&self, began: Instant, rows: Vec<IngressRow>) {
-        let mut known = self.known();
-        let mut before = std::mem::take(&mut known.receivers);
+        let (before, mut turns) = {
+            let known = self.known();
+            (known.receivers.clone(), known.turns.clone())
+        };
         let tenants: HashSet<_> = rows.iter().map(|row| row.tenant_id).collect();
-        known.turns.retain(|tenant_id, _| tenants.contains(tenant_id));
+        turns.retain(|tenant_id, _| tenants.contains(tenant_id));
+        let mut receivers = HashMap::with_capacity(rows.len());
         for row in rows {
             let names = (row.tenant.clone(), row.consumer.clone());
-            let receiver = match before.remove(&names) {
-                Some(Some(same)) if same.row == row => Some(same),
+            let receiver = match before.get(&names) {
+                Some(Some(same)) if same.row == row => Some(same.clone()),
                 other => {
-                    let receiver = self.receiver(row, &mut known.turns).map(Arc::new);
+                    let receiver = self.receiver(row, &mut turns).map(Arc::new);
                     if receiver.is_none() && !matches!(other, Some(None)) {
                         tracing::warn!(
                             tenant = names.0,
@@ -144,9 +149,10 @@ impl Directory {
                     receiver
                 }
             };
-            known.receivers.insert(names, receiver);
+            receivers.insert(names, receiver);
         }
-        (known.read_at, known.is_failing) = (Some(began), false);
+        *self.known() =
+            Known { read_at: Some(began), is_failing: false, receivers: receivers.into(), turns };
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {

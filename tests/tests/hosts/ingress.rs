@@ -84,15 +84,16 @@ impl IngressFixture {
 
     /// Sends a webhook again until the host says that the inbox has it.
     async fn send_until_stored(&self, to: SocketAddr, id: &str, body: &str) -> Answered {
-        loop {
-            match self.send(to, id, body).await {
-                Some((status, said)) if status < 300 => return (status, said),
-                said => {
-                    assert!(said.is_none_or(|(status, _)| [429, 503].contains(&status)), "{id}");
-                }
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        let mut said = None;
+        let is_stored = async || {
+            said = self.send(to, id, body).await;
+            let status = said.as_ref().map(|(status, _)| *status);
+            ensure!([None, Some(429), Some(503), Some(200), Some(202)].contains(&status), "{id}");
+            Ok(status.is_some_and(|status| status < 300))
+        };
+        let late = async || format!("`{id}` is not stored");
+        wait::until(DEADLINE, Duration::from_millis(50), is_stored, late).await.unwrap();
+        said.expect("an answer")
     }
 
     async fn send_signed(
